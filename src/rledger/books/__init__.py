@@ -1,0 +1,42 @@
+"""The books: where every second and every token of a run goes. Usable in anybody's loop.
+
+books = Books.open(run_folder)
+lane = books.lane("main")
+with lane.step(1, policy_version=0):
+    with lane.span("gen") as span:
+        ...
+        span.add(tokens=512)
+"""
+
+from __future__ import annotations
+
+from rledger.books.lane import Lane, Span
+from rledger.books.ledger import Books
+from rledger.books.records import (
+    STAGES,
+    DropReason,
+    GroupAdmitted,
+    GroupEnded,
+    Resumed,
+    SpanRecord,
+    StageSkipped,
+    State,
+    StepCommitted,
+    TrajectoryEnded,
+)
+
+__all__ = [
+    "STAGES",
+    "Books",
+    "DropReason",
+    "GroupAdmitted",
+    "GroupEnded",
+    "Lane",
+    "Resumed",
+    "Span",
+    "SpanRecord",
+    "StageSkipped",
+    "State",
+    "StepCommitted",
+    "TrajectoryEnded",
+]
