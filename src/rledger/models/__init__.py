@@ -1,0 +1,1 @@
+"""The decoder, and its names in Hugging Face checkpoints, in and out."""
