@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from rledger.books.lane import Lane, Span
 from rledger.books.ledger import Books
+from rledger.books.metrics import MetricsWriter
+from rledger.books.names import METRICS
 from rledger.books.records import (
     STAGES,
     DropReason,
@@ -24,19 +26,24 @@ from rledger.books.records import (
     StepCommitted,
     TrajectoryEnded,
 )
+from rledger.books.views import StepMeter, TokenCounts
 
 __all__ = [
+    "METRICS",
     "STAGES",
     "Books",
     "DropReason",
     "GroupAdmitted",
     "GroupEnded",
     "Lane",
+    "MetricsWriter",
     "Resumed",
     "Span",
     "SpanRecord",
     "StageSkipped",
     "State",
     "StepCommitted",
+    "StepMeter",
+    "TokenCounts",
     "TrajectoryEnded",
 ]

@@ -57,7 +57,7 @@ Fate = Literal["trained", "dropped"]
 
 
 class DropReason(StrEnum):
-    """Why a group, a trajectory or a token was not trained on. Closed: nothing else can be booked."""
+    """Why a group, a trajectory or a token was not trained on; nothing else can be booked."""
 
     TOO_FEW_SURVIVORS = "too_few_survivors"  # less than min_group_size trajectories have a reward
     NO_SIGNAL = "no_signal"  # all rewards of the group are equal (dynamic sampling)
@@ -71,6 +71,7 @@ class DropReason(StrEnum):
     REWARD_CRASHED = "reward_crashed"
     REWARD_INVALID = "reward_invalid"
     ENVIRONMENT = "environment"
+    BASELINE = "baseline"  # a greedy trajectory that only serves as the group's baseline (ReMax)
     MASKED = "masked"  # generated tokens with loss_mask 0, such as filtered overlong completions
 
 
@@ -169,11 +170,11 @@ class TrajectoryEnded(_Record, frozen=True, tag="trajectory_ended", kw_only=True
 
 
 class GroupEnded(_Record, frozen=True, tag="group_ended", kw_only=True):
-    """The one terminal event of a group; counted apart from its trajectories, so that both must agree.
+    """The one terminal event of a group, counted apart from its trajectories: both must agree.
 
     Trained trajectories + dropped ones = trajectories of the group; trained tokens + dropped ones =
-    tokens generated for it. `useful_tokens` of the trained ones were not rejected by a correction and
-    have an advantage other than zero.
+    tokens generated for it. `useful_tokens` of the trained ones were not rejected by a correction
+    and have an advantage other than zero.
     """
 
     group_id: str
