@@ -33,7 +33,7 @@ class EvaluationConfig(Section):
     def _check_samples(self) -> EvaluationConfig:
         if self.samples_per_prompt > 1 and self.temperature == 0:
             raise ValueError(
-                f"samples_per_prompt = {self.samples_per_prompt} greedy completions are all the same; "
-                "set a temperature above 0 or samples_per_prompt = 1"
+                f"samples_per_prompt = {self.samples_per_prompt} greedy completions are all the "
+                "same; set a temperature above 0 or samples_per_prompt = 1"
             )
         return self

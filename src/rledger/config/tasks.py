@@ -73,7 +73,7 @@ class RewardSection(Section):
     """What every reward has."""
 
     answer_pattern: Pattern | None = None
-    """Regular expression; the last match's group (or whole match) is scored, no match scores 0. Unset: all text."""
+    """Regular expression; the last match's group (or whole match) is scored, no match scores 0."""
 
 
 class ReasoningGymReward(RewardSection):
@@ -105,10 +105,12 @@ class LastIntegerReward(RewardSection):
 
 
 class FunctionReward(RewardSection):
-    """A Python function: (prompt: str, completion: str, payload: Mapping) -> float | Mapping[str, float].
+    """A Python function of yours.
 
-    `prompt` is the row's question, `payload` holds `question`, `answer` and, for JSONL, the whole `row`.
-    A mapping must have `score`; its other numbers are the components. `acc` among them is the accuracy.
+    (prompt: str, completion: str, payload: Mapping[str, object]) -> float | Mapping[str, float]
+
+    `prompt` is the question, `payload` holds `question`, `answer` and, for JSONL, the whole `row`.
+    A mapping must have `score`; its other numbers are the components, `acc` is the accuracy.
     """
 
     type: Literal["function"] = "function"
@@ -145,7 +147,7 @@ class ReasoningGymData(SingleDataSection):
     type: Literal["reasoning_gym"] = "reasoning_gym"
     name: str
     """Name of the data set in reasoning-gym, such as "spell_backward"."""
-    params: dict[str, JsonValue] = {}
+    params: dict[str, JsonValue] = Field(default={})
     """The data set's own parameters; its `seed` and `size` are set by the two keys below."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of the rows. The run's seed orders them; both splits stay the same across runs."""
@@ -220,8 +222,8 @@ class ArithmeticSumsData(SingleDataSection):
         num_sums = (self.max_operand + 1) ** 2
         if self.num_eval_prompts >= num_sums // 2:
             raise ValueError(
-                f"num_eval_prompts = {self.num_eval_prompts} leaves less than half of the {num_sums} sums "
-                f"for training; raise max_operand or lower num_eval_prompts"
+                f"num_eval_prompts = {self.num_eval_prompts} leaves less than half of the "
+                f"{num_sums} sums for training; raise max_operand or lower num_eval_prompts"
             )
         return self
 
@@ -260,8 +262,8 @@ class TasksConfig(Section):
     system_prompt: str | None = None
     """A system message before each prompt; needs a chat template."""
     chat_template: bool = True
-    """Render prompts with the model folder's chat template where it has one; false shows the plain text."""
-    chat_template_args: dict[str, JsonValue] = {}
+    """Render prompts with the model folder's chat template where it has one; else plain text."""
+    chat_template_args: dict[str, JsonValue] = Field(default={})
     """Further variables of the chat template, such as enable_thinking = false."""
     max_prompt_tokens: int = Field(default=1024, ge=1)
     """Longest prompt, chat template included."""
@@ -270,9 +272,9 @@ class TasksConfig(Section):
     num_workers: int = Field(default=2, ge=1, le=1024)
     """Processes that compute rewards."""
     deadline_s: float = Field(default=10.0, gt=0, le=3600)
-    """Time for one reward; then its process is killed and the trajectory fails. Never a reward of 0."""
+    """Time for one reward; then its process is killed, and the trajectory fails: it is never 0."""
     max_worker_bytes: int = Field(default=4 * 2**30, ge=256 * 2**20)
-    """Address space of one reward process; beyond it allocations fail inside the reward."""
+    """Memory one reward process may allocate; beyond it allocations fail inside the reward."""
 
     @property
     def datasets(self) -> tuple[ReasoningGymData | JsonlData | ArithmeticSumsData, ...]:
