@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,27 @@ from torch import Tensor
 
 from rledger.errors import CheckpointError, ModelError
 from rledger.models.decoder import Decoder
-from rledger.models.names import check_hf_state, export_hf_state
+from rledger.models.names import (
+    check_hf_state,
+    export_hf_state,
+    from_hf,
+    load_hf_state,
+    to_hf,
+)
 from rledger.modelspec import ModelSpec, TensorSpec, load_spec, read_json
 
-__all__ = ["load_decoder", "save_decoder", "save_state"]
+__all__ = [
+    "atomic_folder",
+    "export_hf_state",
+    "from_hf",
+    "load_decoder",
+    "load_hf_state",
+    "save_decoder",
+    "save_state",
+    "to_hf",
+    "write_json",
+    "write_model",
+]
 
 INDEX_NAME = "model.safetensors.index.json"
 MAX_SHARD_BYTES = 5_000_000_000
@@ -190,63 +208,83 @@ def save_state(
     """Write tensors of Hugging Face names as a Hugging Face folder.
 
     config.json, tokenizer and generation settings come from `source_folder`, the folder that the
-    model was loaded from; without one, config.json is made from the spec and no tokenizer is written.
-    Raises ModelError when `folder` exists and holds anything, CheckpointError when it cannot be written.
+    model was loaded from; without one, config.json is made from the spec and there is no tokenizer.
+    Raises what `atomic_folder` raises.
+    """
+    with atomic_folder(folder) as building:
+        write_model(
+            spec, state, building, source_folder=source_folder, max_shard_bytes=max_shard_bytes
+        )
+
+
+def write_model(
+    spec: ModelSpec,
+    state: Mapping[str, Tensor],
+    folder: Path,
+    *,
+    source_folder: str | Path | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Fill a folder that exists, as `save_state` does, without its atomicity."""
+    check_hf_state(
+        spec.tensors(value_head="score.weight" in state),
+        {name: tuple(tensor.shape) for name, tensor in state.items()},
+    )
+    source = None if source_folder is None else Path(source_folder)
+    config = _config(spec, state, source)
+    write_json(folder / "config.json", config)
+    if source is None:
+        keys = ("bos_token_id", "eos_token_id", "pad_token_id")
+        write_json(folder / "generation_config.json", {key: config[key] for key in keys})
+    else:
+        _copy_companions(source, folder)
+    _write_weights(state, folder, max_shard_bytes)
+
+
+@contextmanager
+def atomic_folder(folder: str | Path) -> Iterator[Path]:
+    """A folder to fill, which takes the name `folder` when the block ends, or vanishes when it raises.
+
+    Raises ModelError when `folder` exists and holds anything, CheckpointError when the disk refuses.
     """
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ModelError(
             f"{folder}: exists and is not empty; nothing was written over. Choose another folder."
         )
-    value_head = "score.weight" in state
-    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    check_hf_state(spec.tensors(value_head=value_head), shapes)
-    dtype = next(iter(state.values())).dtype
-    config = _config(spec, source_folder, value_head, str(dtype).removeprefix("torch."))
     building = folder.with_name(f".{folder.name}.building-{os.getpid()}")
     try:
         shutil.rmtree(building, ignore_errors=True)
         building.mkdir(parents=True)
-        _write_json(building / "config.json", config)
-        if source_folder is None:
-            _write_json(building / "generation_config.json", _generation_config(spec))
-        else:
-            _copy_companions(Path(source_folder), building)
-        _write_weights(state, building, max_shard_bytes)
+        yield building
         for path in building.iterdir():
             _sync(path)
         os.replace(building, folder)
         _sync(folder.parent)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(building, ignore_errors=True)
         raise CheckpointError(
             f"{folder}: the model could not be written ({error}); nothing was left behind. "
             "Free disk space or choose another folder."
         ) from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
 
 
-def _config(
-    spec: ModelSpec, source_folder: str | Path | None, value_head: bool, dtype: str
-) -> dict[str, Any]:
-    if source_folder is None:
-        config = spec.to_config(dtype)
-    else:
-        if load_spec(source_folder) != spec:
-            raise ModelError(f"{source_folder}: describes another model than the one to be saved.")
-        config = read_json(Path(source_folder) / "config.json")
+def _config(spec: ModelSpec, state: Mapping[str, Tensor], source: Path | None) -> dict[str, Any]:
+    dtype = str(next(iter(state.values())).dtype).removeprefix("torch.")
+    config = spec.to_config(dtype)
+    if source is not None:
+        if load_spec(source) != spec:
+            raise ModelError(f"{source}: describes another model than the one to be saved.")
+        architecture = config["architectures"]
+        config = read_json(source / "config.json") | {"architectures": architecture}
         config["dtype" if "dtype" in config else "torch_dtype"] = dtype
-    base = spec.to_config()["architectures"][0]
-    config["architectures"] = [
-        base.replace("CausalLM", "TokenClassification") if value_head else base
-    ]
-    if value_head:
+    if "score.weight" in state:
+        config["architectures"] = [
+            name.replace("CausalLM", "TokenClassification") for name in config["architectures"]
+        ]
         config["id2label"], config["label2id"] = {"0": "value"}, {"value": 0}
     return config
-
-
-def _generation_config(spec: ModelSpec) -> dict[str, Any]:
-    config = spec.to_config()
-    return {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
 
 
 def _copy_companions(source: Path, target: Path) -> None:
@@ -273,12 +311,13 @@ def _write_weights(state: Mapping[str, Tensor], folder: Path, max_shard_bytes: i
         save_file(shard, folder / name, metadata={"format": "pt"})
         weight_map.update(dict.fromkeys(shard, name))
     total_bytes = sum(tensor.nbytes for tensor in state.values())
-    _write_json(
+    write_json(
         folder / INDEX_NAME, {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
     )
 
 
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON object, indented, as transformers lays its files out."""
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
