@@ -15,6 +15,7 @@ __all__ = [
     "NonFiniteError",
     "RLedgerError",
     "RunFolderError",
+    "StageTimeoutError",
     "StaleDataError",
     "UserError",
 ]
@@ -50,6 +51,10 @@ class RunFolderError(UserError):
 
 class NonFiniteError(UserError):
     """A loss or a gradient is not finite; raised before the update, so the weights are still good."""
+
+
+class StageTimeoutError(UserError):
+    """A stage made no end within its deadline; the message names it and whom it waited for."""
 
 
 class StaleDataError(RLedgerError):
