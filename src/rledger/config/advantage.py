@@ -1,7 +1,7 @@
 """The table `[algorithm.advantage]`: how rewards become advantages.
 
-A new advantage is one file in `rledger.algo.advantage`, named like its `type`, and one class here that
-joins the union `Advantage`.
+A new advantage is one file in `rledger.algo.advantage`, named like its `type`, and one class here
+that joins the union `Advantage`.
 """
 
 from __future__ import annotations

@@ -109,9 +109,9 @@ class AlgorithmConfig(Section):
     value_clip: PositiveFloat | None = 0.5
     """How far a value may move from the old one in the critic's loss; none does not clip."""
     old_logprobs: Literal["auto"] | OldLogprobsSource = "auto"
-    """Where old_logprobs come from: current takes the update's own log-probabilities (the ratio is 1),
-    recompute runs the trainer once before the updates, generator takes the generator's (bypass); auto
-    is current where that is exact, else recompute."""
+    """Where old_logprobs come from: current takes the update's own log-probabilities (the ratio
+    is 1), recompute runs the trainer once before the updates, generator takes the generator's
+    (bypass); auto is current where that is exact, else recompute."""
     dynamic_sampling: DynamicSampling = DynamicSampling()
     """Whether groups without signal are replaced."""
     overlong: OverlongShaping = OverlongShaping()

@@ -1,7 +1,7 @@
 """The table `[algorithm.loss]`: the policy loss of a token.
 
-A new loss is one file in `rledger.algo.loss`, named like its `type`, and one class here that joins the
-union `PolicyLoss`.
+A new loss is one file in `rledger.algo.loss`, named like its `type`, and one class here that joins
+the union `PolicyLoss`.
 """
 
 from __future__ import annotations
