@@ -138,6 +138,11 @@ class Tasks(Protocol):
         """The next prompts of the training order; endless, reshuffled each epoch by the run's seed."""
         ...
 
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a completion, as the tokenizer and the model folder say."""
+        ...
+
     def eval_prompts(self) -> Sequence[Prompt]:
         """The held-out prompts, always the same."""
         ...

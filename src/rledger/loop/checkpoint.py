@@ -78,6 +78,11 @@ class CheckpointStore:
         _verify(found[-1].folder)
         return found[-1]
 
+    def latest_step(self) -> int:
+        """Step of the newest checkpoint, unverified; -1 when there is none."""
+        found = self._all()
+        return found[-1].step if found else -1
+
     def remove_unfinished(self) -> None:
         """Remove what a killed process left half written. Only the run's owner may call this."""
         for path in self.folder.glob("writing-*"):

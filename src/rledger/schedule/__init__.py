@@ -1,1 +1,1 @@
-"""Pure decisions: which groups to train on, in what order, in which packing."""
+"""Pure decisions: from facts to plans, without clock, I/O or hidden randomness."""

@@ -1,0 +1,27 @@
+"""`rledger train RECIPE [key=value ...]`."""
+
+from __future__ import annotations
+
+import argparse
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", help="a TOML recipe, such as recipes/demo.toml")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides of the recipe")
+    parser.add_argument("--dry-run", action="store_true", help="print the resolved recipe and what would run")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from rledger.config.load import load_recipe
+
+    loaded = load_recipe(arguments.recipe, arguments.overrides)
+    if arguments.dry_run:
+        from rledger.report.dry_run import render_dry_run
+
+        render_dry_run(loaded)
+        return 0
+    from rledger.launch.inline import train
+
+    return 0 if train(loaded) else 130

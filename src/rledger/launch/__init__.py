@@ -1,0 +1,1 @@
+"""Puts the roles of a recipe together and runs them."""

@@ -1,0 +1,1 @@
+"""The same controller on a virtual clock with fakes."""
