@@ -291,7 +291,7 @@ def _add_group(balance: DataBalance, group_id: str, rows: _GroupRows) -> None:
     balance.num_failed_trajectories += sum(t.failure is not None for t in rows.trajectories)
     for end in rows.ended:
         _add_end(balance, end)
-    if not rows.ended:
+    if not rows.ended and rows.admitted:
         complete = len(rows.trajectories) >= num_owed
         balance.groups.buffered += complete
         balance.groups.in_flight += not complete

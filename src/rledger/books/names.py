@@ -22,6 +22,7 @@ def _spread(prefix: str, unit: str, what: str, stats: str = "mean max min") -> l
 
 
 _TIME = [
+    Metric("timing_s/step", "s", "sum", "Wall time of the step without the stage testing"),
     Metric("timing_s/{stage}", "s", "sum", "Time in the stage's spans, children included"),
     Metric(
         "timing_per_token_ms/{stage}",
@@ -43,7 +44,7 @@ _PERF = [
         "sum",
         "Prompt + response tokens of all rows; a prompt counts once a row",
     ),
-    Metric("perf/time_per_step", "s", "sum", "Wall time of the step, validation apart"),
+    Metric("perf/time_per_step", "s", "sum", "Wall time of the step without the stage testing"),
     Metric(
         "perf/throughput",
         "tokens/s/device",
@@ -65,7 +66,7 @@ _PERF = [
             f"{meaning} per second of {denominator}",
         )
         for over, denominator in (
-            ("", "the step's wall time"),
+            ("", "the step's wall time without testing"),
             ("elapsed/", "elapsed time: step, validation, checkpoint and all between"),
         )
         for kind, meaning in (
@@ -137,6 +138,7 @@ _LEARNING = [
     Metric("actor/pg_clipfrac", "1", "mean", "Share of tokens whose ratio was clipped"),
     Metric("actor/pg_clipfrac_lower", "1", "mean", "Share of tokens at the dual clip"),
     Metric("actor/ppo_kl", "nats", "mean", "Mean of old_logprobs - logprobs over trained tokens"),
+    Metric("actor/pg_covfrac", "1", "mean", "Share of tokens picked for their covariance"),
     Metric("actor/ratio/mean", "1", "mean", "Mean of the policy ratio over trained tokens"),
     Metric("actor/ratio/max", "1", "max", "Largest policy ratio"),
     Metric("actor/ratio/min", "1", "min", "Smallest policy ratio"),

@@ -20,7 +20,15 @@ from rledger.books.records import (
 )
 from rledger.errors import RunFolderError
 
-__all__ = ["Attempt", "MetricsRow", "RunBooks", "read_books", "read_metrics", "surviving"]
+__all__ = [
+    "Attempt",
+    "MetricsRow",
+    "RunBooks",
+    "read_books",
+    "read_metrics",
+    "surviving",
+    "surviving_by_attempt",
+]
 
 MetricsRow = dict[str, float]
 
@@ -33,6 +41,7 @@ class Attempt:
     path: Path
     records: tuple[Record, ...]
     num_torn_lines: int  # lines cut off by a kill
+    num_missing_rows: int = 0  # rows that the books counted when writing and that are not there
 
     @property
     def end_s(self) -> float:
@@ -67,16 +76,31 @@ class RunBooks:
         return list(dict.fromkeys(r.lane for r in records if isinstance(r, SpanRecord)))
 
     def steps(self, lane: str = "main") -> list[int]:
-        """Steps of the surviving timeline that were closed on `lane`, ascending."""
+        """Steps of the surviving timeline that were closed on `lane`, ascending.
+
+        Step 0 is the start of an attempt: what it does before its first step of training.
+        """
         return sorted(
-            r.step
-            for r in self.surviving()
-            if isinstance(r, SpanRecord)
-            and r.parent == -1
-            and r.name == "step"
-            and r.lane == lane
-            and r.step is not None
+            {r.step for r in self.surviving() if _is_root(r, lane) and r.step is not None}
         )
+
+    def step_records(self, lane: str = "main") -> dict[int, list[SpanRecord]]:
+        """Spans of each closed step on `lane`, for `time_balance`.
+
+        A step stands as the last attempt that closed it has it.
+        """
+        steps: dict[int, list[SpanRecord]] = {}
+        for records in surviving_by_attempt([a.records for a in self.attempts]):
+            own: dict[int, list[SpanRecord]] = {}
+            closed = set()
+            for span in records:
+                if not isinstance(span, SpanRecord) or span.lane != lane or span.step is None:
+                    continue
+                own.setdefault(span.step, []).append(span)
+                if span.parent == -1:
+                    closed.add(span.step)
+            steps |= {step: spans for step, spans in own.items() if step in closed}
+        return dict(sorted(steps.items()))
 
 
 def read_books(folder: Path) -> RunBooks:
@@ -96,16 +120,21 @@ def read_books(folder: Path) -> RunBooks:
 
 
 def surviving(attempts: Sequence[Sequence[Record]]) -> list[Record]:
-    """Records that hold after all resumptions.
+    """Records that hold after all resumptions, in order.
 
     An attempt that resumed after step s supersedes what earlier attempts booked of later steps.
     """
-    kept: list[Record] = []
+    return [record for records in surviving_by_attempt(attempts) for record in records]
+
+
+def surviving_by_attempt(attempts: Sequence[Sequence[Record]]) -> list[list[Record]]:
+    """The same, apart for each attempt."""
+    kept: list[list[Record]] = []
     for records in attempts:
         for record in records:
             if isinstance(record, Resumed):
-                kept = [r for r in kept if not _later_than(r, record.step)]
-        kept.extend(records)
+                kept = [[r for r in old if not _later_than(r, record.step)] for old in kept]
+        kept.append(list(records))
     return kept
 
 
@@ -150,7 +179,19 @@ def _read_file(path: Path) -> Attempt | None:
         num_torn += num_bad
     if not records or not isinstance(records[0], AttemptOpened):
         return None
-    return Attempt(records[0], path, tuple(records[1:]), num_torn)
+    return Attempt(records[0], path, tuple(records[1:]), num_torn, _num_missing(records))
+
+
+def _num_missing(records: Sequence[Record]) -> int:
+    """Rows that the books' own count, booked with each flush, is ahead of what was read."""
+    num_read = 0
+    num_missing = 0
+    for record in records:
+        if isinstance(record, BooksCost):
+            num_missing = max(num_missing, record.num_records - num_read)
+        else:
+            num_read += 1
+    return num_missing
 
 
 def _decode_each(

@@ -39,7 +39,9 @@ class TokenCounts:
 def timing_metrics(spans: Sequence[SpanRecord], tokens: TokenCounts) -> dict[str, float]:
     """`timing_s/*`, `timing_per_token_ms/*` and the unaccounted time of one step's spans.
 
-    Stages are the step's direct children that are not waits. Raises BooksError without a root span.
+    Stages are the step's direct children that are not waits. `timing_s/step` is without `testing`,
+    as its readers expect; the unaccounted fraction is of the whole step.
+    Raises BooksError when the root span is not among them.
     """
     root = _root(spans)
     stages: dict[str, float] = {}
@@ -50,7 +52,7 @@ def timing_metrics(spans: Sequence[SpanRecord], tokens: TokenCounts) -> dict[str
             if span.name != "wait":
                 stages[span.name] = stages.get(span.name, 0.0) + span.seconds
     metrics = {f"timing_s/{name}": seconds for name, seconds in stages.items()}
-    metrics["timing_s/step"] = root.seconds
+    metrics["timing_s/step"] = root.seconds - stages.get("testing", 0.0)
     for names, num_tokens in (
         (_PER_RESPONSE_TOKEN, tokens.generated_tokens),
         (_PER_TOKEN, tokens.total_tokens),
@@ -115,7 +117,7 @@ class StepMeter:
         metrics = timing_metrics(spans, tokens)
         metrics |= throughput_metrics(
             tokens,
-            step_s=root.seconds,
+            step_s=metrics["timing_s/step"],
             elapsed_s=root.end_s - self._last_end_s,
             num_devices=num_devices,
         )
