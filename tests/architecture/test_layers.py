@@ -112,24 +112,38 @@ def test_no_module_is_part_of_an_import_cycle() -> None:
             visit(module, ())
 
 
-@pytest.mark.parametrize("part", [p for p in LIGHT if (SOURCE / p).exists() or (SOURCE / f"{p}.py").exists()])
+@pytest.mark.parametrize(
+    "part", [p for p in LIGHT if (SOURCE / p).exists() or (SOURCE / f"{p}.py").exists()]
+)
 def test_light_parts_import_nothing_heavy(part: str) -> None:
     modules = [
-        "rledger." + str(path.relative_to(SOURCE)).removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-        for path in ([SOURCE / f"{part}.py"] if (SOURCE / f"{part}.py").exists() else (SOURCE / part).rglob("*.py"))
+        "rledger."
+        + str(path.relative_to(SOURCE))
+        .removesuffix(".py")
+        .replace("/", ".")
+        .removesuffix(".__init__")
+        for path in (
+            [SOURCE / f"{part}.py"]
+            if (SOURCE / f"{part}.py").exists()
+            else (SOURCE / part).rglob("*.py")
+        )
     ]
     code = (
         "import importlib, sys\n"
         f"for name in {sorted(modules)!r}: importlib.import_module(name)\n"
         f"print(sorted({HEAVY!r} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
 def test_the_root_of_the_cli_imports_neither_numpy_nor_rich() -> None:
     code = "import sys, rledger.cli; print(sorted({'numpy', 'rich', 'pydantic', 'torch'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 

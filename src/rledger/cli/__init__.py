@@ -33,7 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     for verb, summary in _VERBS.items():
-        child = verbs.add_parser(verb, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        child = verbs.add_parser(
+            verb, help=summary, description=f"{summary[0].upper()}{summary[1:]}."
+        )
         if verb == chosen:
             importlib.import_module(f"rledger.cli.{verb}").add_arguments(child)
     parsed = parser.parse_args(arguments)

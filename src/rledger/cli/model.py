@@ -14,7 +14,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     get = actions.add_parser("get", help="bring a known model into a local folder")
     get.add_argument("name", help="smollm2-135m")
     get.add_argument("--to", help="folder (default: models/<name>)")
-    export = actions.add_parser("export", help="write a checkpoint of a run as a Hugging Face folder")
+    export = actions.add_parser(
+        "export", help="write a checkpoint of a run as a Hugging Face folder"
+    )
     export.add_argument("run", help="a run folder")
     export.add_argument("folder", help="where to write; must not exist")
     export.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")

@@ -9,8 +9,12 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="a TOML recipe, such as recipes/demo.toml")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides of the recipe")
-    parser.add_argument("--dry-run", action="store_true", help="print the resolved recipe and what would run")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="dotted overrides of the recipe"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the resolved recipe and what would run"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

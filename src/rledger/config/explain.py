@@ -54,13 +54,21 @@ def explain_key(key: str, loaded: LoadedRecipe | None = None) -> list[Explanatio
 def _explain(
     key: str, section: type[BaseModel], field: FieldInfo, loaded: LoadedRecipe | None
 ) -> Explanation:
-    children = sorted({name for child in find_section(Recipe, key.split(".")) for name in child.model_fields})
-    default = "required" if field.is_required() else _show(field.get_default(call_default_factory=True))
+    children = sorted(
+        {name for child in find_section(Recipe, key.split(".")) for name in child.model_fields}
+    )
+    default = (
+        "required" if field.is_required() else _show(field.get_default(call_default_factory=True))
+    )
     value = source = None
     if loaded is not None:
         node: Any = loaded.recipe
         for part in key.split("."):
-            node = node[int(part)] if isinstance(node, tuple) else getattr(node, part, PydanticUndefined)
+            node = (
+                node[int(part)]
+                if isinstance(node, tuple)
+                else getattr(node, part, PydanticUndefined)
+            )
         value = None if node is PydanticUndefined else _show(node)
         source = loaded.sources.get(key, "default")
     meaning = (field.description or "").strip()

@@ -92,7 +92,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"recipe {path} does not exist; the repository's are in recipes/") from None
+        raise ConfigError(
+            f"recipe {path} does not exist; the repository's are in recipes/"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"recipe {path} cannot be read: {error}") from None
     try:
@@ -104,7 +106,11 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _leaves(data: Any, prefix: str = "") -> list[str]:
     if not isinstance(data, dict):
         return [prefix]
-    return [leaf for key, value in data.items() for leaf in _leaves(value, f"{prefix}.{key}".lstrip("."))]
+    return [
+        leaf
+        for key, value in data.items()
+        for leaf in _leaves(value, f"{prefix}.{key}".lstrip("."))
+    ]
 
 
 def _nest(key: Sequence[str], value: Any) -> dict[str, Any]:
@@ -119,7 +125,9 @@ def _assign(data: dict[str, Any], key: Sequence[str], value: Any) -> None:
     for depth, part in enumerate(key[:-1]):
         child = node.setdefault(part, {})
         if not isinstance(child, dict):
-            raise ConfigError(f"override {'.'.join(key)}: {'.'.join(key[: depth + 1])} is a value, not a section")
+            raise ConfigError(
+                f"override {'.'.join(key)}: {'.'.join(key[: depth + 1])} is a value, not a section"
+            )
         node = child
     node[key[-1]] = value
 
@@ -144,8 +152,11 @@ def _describe(detail: Any, sources: dict[str, str]) -> str:
 def _is_tag(part: str, location: tuple[str, ...]) -> bool:
     index = location.index(part)
     parents = find_section(Recipe, location[:index])
-    return not part.isdigit() and bool(parents) and not any(part in p.model_fields for p in parents) and (
-        index < len(location) - 1
+    return (
+        not part.isdigit()
+        and bool(parents)
+        and not any(part in p.model_fields for p in parents)
+        and (index < len(location) - 1)
     )
 
 

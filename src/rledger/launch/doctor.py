@@ -52,7 +52,9 @@ def _packages() -> list[Finding]:
 
 
 def _processor() -> list[Finding]:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     name, flags = _cpuinfo()
     wanted = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
     present = [flag for flag in wanted if flag in flags]
@@ -103,7 +105,9 @@ def _memory() -> Finding:
     )
     total, free = (int(fields[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
     advice = "" if free >= 3 * _GIB else "the demo needs 3 GiB"
-    return Finding(what="memory", value=f"{free / _GIB:.1f} of {total / _GIB:.1f} GiB free", advice=advice)
+    return Finding(
+        what="memory", value=f"{free / _GIB:.1f} of {total / _GIB:.1f} GiB free", advice=advice
+    )
 
 
 def _space(what: str, path: Path, needed_gib: float) -> Finding:

@@ -62,7 +62,9 @@ def train(loaded: LoadedRecipe) -> RunOutcome:
 def build_roles(recipe: Recipe, plan: RunPlan, lane: Lane) -> Roles:
     """The real roles of a recipe, all on `lane`, the generator still without weights."""
     model_folder = Path(recipe.model.path)
-    placement = choose_placement(recipe.model.device, recipe.model.dtype, recipe.run.threads_per_role)
+    placement = choose_placement(
+        recipe.model.device, recipe.model.dtype, recipe.run.threads_per_role
+    )
     tasks = build_tasks(recipe.tasks, model_folder, seed=recipe.run.seed, lane=lane)
     trainer = build_trainer(recipe, model_folder, placement=placement, lane=lane)
     return Roles(
@@ -112,9 +114,7 @@ def _drive(
         observers=observers,
         max_prompt_tokens=recipe.tasks.max_prompt_tokens,
     )
-    controller = Controller(
-        context, recorder=recorder, savepoints=Savepoints(store), stop=stop
-    )
+    controller = Controller(context, recorder=recorder, savepoints=Savepoints(store), stop=stop)
 
     async def run() -> RunOutcome:
         try:

@@ -21,7 +21,11 @@ def build_batch(groups: Sequence[Group], baseline_rewards: Sequence[float] | Non
 
     `baseline_rewards` is one greedy reward per group (ReMax). Raises ValueError on an empty take.
     """
-    rows = [(index, group, trajectory) for index, group in enumerate(groups) for trajectory in survivors(group)]
+    rows = [
+        (index, group, trajectory)
+        for index, group in enumerate(groups)
+        for trajectory in survivors(group)
+    ]
     if not rows:
         raise ValueError("a take without a single surviving trajectory cannot be trained on")
     prompt_lengths = np.array([len(group.prompt.token_ids) for _, group, _ in rows], np.int32)
@@ -61,7 +65,9 @@ def build_batch(groups: Sequence[Group], baseline_rewards: Sequence[float] | Non
             name: np.array([score.components[name] for score in scores], np.float32)
             for name in sorted(names)
         },
-        truncated=np.array([t.completions[-1].finish_reason == "length" for _, _, t in rows], np.bool_),
+        truncated=np.array(
+            [t.completions[-1].finish_reason == "length" for _, _, t in rows], np.bool_
+        ),
         baseline_rewards=None
         if baseline_rewards is None
         else np.array([baseline_rewards[index] for index, _, _ in rows], np.float32),

@@ -91,9 +91,12 @@ class CheckpointStore:
     def _all(self) -> list[Checkpoint]:
         if not self.folder.is_dir():
             return []
-        found = [(match, path) for path in self.folder.iterdir() if (match := _NAME.match(path.name))]
+        found = [
+            (match, path) for path in self.folder.iterdir() if (match := _NAME.match(path.name))
+        ]
         return sorted(
-            (Checkpoint(step=int(match[1]), folder=path) for match, path in found), key=lambda c: c.step
+            (Checkpoint(step=int(match[1]), folder=path) for match, path in found),
+            key=lambda c: c.step,
         )
 
     def _remove_old(self) -> None:
@@ -105,7 +108,11 @@ class CheckpointStore:
 
     def _standing(self) -> str:
         found = self._all()
-        return f"The checkpoint of step {found[-1].step} is whole." if found else "No earlier checkpoint exists."
+        return (
+            f"The checkpoint of step {found[-1].step} is whole."
+            if found
+            else "No earlier checkpoint exists."
+        )
 
 
 def _seal(folder: Path) -> int:
@@ -131,7 +138,9 @@ def _verify(folder: Path) -> None:
     try:
         files = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))["files"]
     except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{folder}: its manifest cannot be read ({error}); {advice}") from None
+        raise CheckpointError(
+            f"{folder}: its manifest cannot be read ({error}); {advice}"
+        ) from None
     for name, entry in files.items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != entry["bytes"]:

@@ -110,13 +110,17 @@ class Controller:
         if plan.old_logprobs == "recompute":
             with context.stage("old_log_prob", waits_for="trainer") as span:
                 span.add(tokens=batch.num_tokens)
-                batch = await context.within_deadline("old_log_prob", roles.trainer.compute_logprobs(batch))
+                batch = await context.within_deadline(
+                    "old_log_prob", roles.trainer.compute_logprobs(batch)
+                )
         elif plan.old_logprobs == "generator":
             batch = replace(batch, old_logprobs=batch.generator_logprobs)
         if plan.needs_ref_logprobs:
             with context.stage("ref", waits_for="trainer") as span:
                 span.add(tokens=batch.num_tokens)
-                batch = await context.within_deadline("ref", roles.trainer.compute_ref_logprobs(batch))
+                batch = await context.within_deadline(
+                    "ref", roles.trainer.compute_ref_logprobs(batch)
+                )
         if roles.critic is not None:
             with context.stage("values", waits_for="critic") as span:
                 span.add(tokens=batch.num_tokens)
@@ -152,7 +156,11 @@ class Controller:
                     )
                     if model is roles.trainer:
                         consumed.extend(stats.row_ids)
-                span.add(tokens=batch.num_tokens, loss_tokens=batch.num_loss_tokens, num_updates=len(parts))
+                span.add(
+                    tokens=batch.num_tokens,
+                    loss_tokens=batch.num_loss_tokens,
+                    num_updates=len(parts),
+                )
         return consumed, self._recorder.reduce(history)
 
     def _commit(self, take: Take, batch: Batch, consumed: list[str]) -> None:
@@ -174,7 +182,9 @@ class Controller:
         with context.stage("update_weights", waits_for="generator") as span:
             moved = await context.within_deadline(
                 "update_weights",
-                roles.transport.publish(roles.trainer, [roles.generator], roles.trainer.policy_version),
+                roles.transport.publish(
+                    roles.trainer, [roles.generator], roles.trainer.policy_version
+                ),
             )
             span.add(bytes=moved)
 

@@ -50,7 +50,9 @@ async def evaluate(context: LoopContext) -> Mapping[str, float]:
         for index, prompt in enumerate(prompts[: config.num_prompts])
         for sample in range(config.samples_per_prompt)
     ]
-    trajectories = await run_trajectories(context, pairs, generated_in="testing", scored_in="testing")
+    trajectories = await run_trajectories(
+        context, pairs, generated_in="testing", scored_in="testing"
+    )
     by_task: dict[str, list[tuple[Prompt, Trajectory]]] = defaultdict(list)
     for (prompt, _), trajectory in zip(pairs, trajectories, strict=True):
         by_task[prompt.task].append((prompt, trajectory))
@@ -73,6 +75,8 @@ def _summary(task: str, entries: list[tuple[Prompt, Trajectory]], seed: int) -> 
             num_failed += 1
             message = f"{trajectory.outcome.reason}: {trajectory.outcome.message}"
     if not scores:
-        raise DataError(f"evaluation of {task}: not one of {len(entries)} rewards succeeded ({message})")
+        raise DataError(
+            f"evaluation of {task}: not one of {len(entries)} rewards succeeded ({message})"
+        )
     metrics = summarise(task, list(scores.values()), list(answers.values()), seed=seed)
     return {**metrics, f"val-aux/{task}/failed_frac": num_failed / len(entries)}

@@ -15,18 +15,29 @@ def check_age(batch: Batch, policy_version: int, *, max_policy_age: int) -> None
     """Raise StaleDataError when a token to be trained on is older than the bound at the take."""
     ages = _ages(batch, policy_version)
     if ages.size and int(ages.max()) > max_policy_age:
-        row = int(np.searchsorted(batch.offsets, int(np.argmax(_all_ages(batch, policy_version))), "right")) - 1
+        row = (
+            int(
+                np.searchsorted(
+                    batch.offsets, int(np.argmax(_all_ages(batch, policy_version))), "right"
+                )
+            )
+            - 1
+        )
         raise StaleDataError(
             f"trajectory {batch.ids[row]} has a token of age {int(ages.max())} at the take of version"
             f" {policy_version}; max_policy_age is {max_policy_age}"
         )
 
 
-def batch_metrics(batch: Batch, policy_version: int, max_prompt_tokens: int, group_size: int) -> dict[str, float]:
+def batch_metrics(
+    batch: Batch, policy_version: int, max_prompt_tokens: int, group_size: int
+) -> dict[str, float]:
     """Length, age and signal metrics under their registered names."""
     prompts = batch.prompt_lengths
     responses = batch.lengths - prompts
-    truncated = batch.truncated if batch.truncated is not None else np.zeros(batch.num_rows, np.bool_)
+    truncated = (
+        batch.truncated if batch.truncated is not None else np.zeros(batch.num_rows, np.bool_)
+    )
     first_rows = np.unique(batch.groups, return_index=True)[1]
     highest = np.maximum.reduceat(batch.rewards, first_rows)
     lowest = np.minimum.reduceat(batch.rewards, first_rows)

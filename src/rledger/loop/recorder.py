@@ -80,7 +80,9 @@ class StepRecorder:
 
     def record_start(self, context: LoopContext, tested: Mapping[str, float]) -> None:
         """The row of step 0: the policy before training."""
-        self._meter.read(TokenCounts(prompt_tokens=0, generated_tokens=0, trained_tokens=0, useful_tokens=0))
+        self._meter.read(
+            TokenCounts(prompt_tokens=0, generated_tokens=0, trained_tokens=0, useful_tokens=0)
+        )
         self._emit(context, dict(tested))
 
     def record(
@@ -111,7 +113,9 @@ class StepRecorder:
     def reduce(history: Sequence[Mapping[str, float]]) -> dict[str, float]:
         """Metrics of several updates as one row, each by its declared reduction."""
         names = dict.fromkeys(name for metrics in history for name in metrics)
-        return {name: METRICS.reduce(name, [m[name] for m in history if name in m]) for name in names}
+        return {
+            name: METRICS.reduce(name, [m[name] for m in history if name in m]) for name in names
+        }
 
     def _emit(self, context: LoopContext, row: dict[str, float]) -> None:
         step = context.counters.step

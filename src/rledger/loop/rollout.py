@@ -42,7 +42,9 @@ class Take:
     """The groups that one step trains on."""
 
     groups: tuple[Group, ...]
-    baselines: tuple[tuple[Trajectory, ...], ...]  # per group: none, or its greedy trajectory (ReMax)
+    baselines: tuple[
+        tuple[Trajectory, ...], ...
+    ]  # per group: none, or its greedy trajectory (ReMax)
 
     @property
     def baseline_rewards(self) -> list[float] | None:
@@ -83,7 +85,9 @@ async def collect_take(context: LoopContext, step: int) -> Take:
             baselines.append(tuple(extra))
         if len(kept) == plan.num_prompts_per_step:
             return Take(groups=tuple(kept), baselines=tuple(baselines))
-    failure = f" The last failure: {last_failure.reason}: {last_failure.message}" if last_failure else ""
+    failure = (
+        f" The last failure: {last_failure.reason}: {last_failure.message}" if last_failure else ""
+    )
     raise DataError(
         f"step {step}: after {plan.max_rounds} rounds of prompts only {len(kept)} of"
         f" {plan.num_prompts_per_step} groups can be trained on; the books name the reason of each drop"
@@ -140,14 +144,24 @@ def _admit(context: LoopContext, step: int, count: int) -> list[_Admitted]:
         counters.num_groups += 1
         group_id = f"g{number:08d}"
         requests = tuple(
-            _request(f"{group_id}/{member}", group_id, prompt, params, derive_seed(plan.seed, _TRAIN, number, member))
+            _request(
+                f"{group_id}/{member}",
+                group_id,
+                prompt,
+                params,
+                derive_seed(plan.seed, _TRAIN, number, member),
+            )
             for member in range(plan.group_size)
         )
         baseline = None
         if plan.needs_greedy_baseline:
             greedy = replace(params, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
             baseline = _request(
-                f"{group_id}/baseline", group_id, prompt, greedy, derive_seed(plan.seed, _BASELINE, number)
+                f"{group_id}/baseline",
+                group_id,
+                prompt,
+                greedy,
+                derive_seed(plan.seed, _BASELINE, number),
             )
         context.books.book(
             GroupAdmitted(
@@ -167,7 +181,11 @@ def _request(
     request_id: str, group_id: str, prompt: Prompt, params: SamplingParams, seed: int
 ) -> GenerationRequest:
     return GenerationRequest(
-        id=request_id, group_id=group_id, prompt_token_ids=prompt.token_ids, sampling=params, seed=seed
+        id=request_id,
+        group_id=group_id,
+        prompt_token_ids=prompt.token_ids,
+        sampling=params,
+        seed=seed,
     )
 
 
@@ -223,7 +241,9 @@ def _why_dropped(
     alive = survivors(group)
     if len(alive) < plan.min_group_size or any(isinstance(t.outcome, Failure) for t in baseline):
         return DropReason.TOO_FEW_SURVIVORS
-    if plan.dynamic_sampling and not has_signal(_metric_values(group, plan.dynamic_sampling_metric)):
+    if plan.dynamic_sampling and not has_signal(
+        _metric_values(group, plan.dynamic_sampling_metric)
+    ):
         return DropReason.NO_SIGNAL
     return None
 

@@ -1,12 +1,12 @@
 """The folder of a run: created once, resumed or refused, never written over.
 
-    runs/<name>/
-      recipe.json          the resolved configuration
-      books/               every second and token, one file per attempt
-      metrics.jsonl        one row per step
-      trajectories.jsonl   a sample of what was generated
-      checkpoints/         sealed checkpoints
-      model/               the trained policy as a Hugging Face folder
+runs/<name>/
+  recipe.json          the resolved configuration
+  books/               every second and token, one file per attempt
+  metrics.jsonl        one row per step
+  trajectories.jsonl   a sample of what was generated
+  checkpoints/         sealed checkpoints
+  model/               the trained policy as a Hugging Face folder
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = (path / "lock").open("a+", encoding="utf-8")
         except OSError as error:
-            raise RunFolderError(f"{path} cannot be written ({error.strerror}); set run.root") from None
+            raise RunFolderError(
+                f"{path} cannot be written ({error.strerror}); set run.root"
+            ) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

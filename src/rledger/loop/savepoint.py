@@ -1,9 +1,9 @@
 """What a checkpoint of a run holds, and how a run goes on from it.
 
-    step-00000012/
-      controller.json   counters, stop position of the data, KL controller
-      trainer/          weights, optimizer, schedule, random states
-      critic/           the same, where there is one
+step-00000012/
+  controller.json   counters, stop position of the data, KL controller
+  trainer/          weights, optimizer, schedule, random states
+  critic/           the same, where there is one
 """
 
 from __future__ import annotations
@@ -73,5 +73,7 @@ def _read(context: LoopContext, folder: Path) -> None:
         if model is None:
             continue
         if not (folder / name).is_dir():
-            raise CheckpointError(f"{folder} holds no {name}; it was written by another kind of run")
+            raise CheckpointError(
+                f"{folder} holds no {name}; it was written by another kind of run"
+            )
         model.load(folder / name)

@@ -65,7 +65,9 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
         return self._virtual_clock.now_s()
 
 
-def run_virtual(main: Coroutine[Any, Any, T], clock: VirtualClock, lane: Lane, label: WaitLabel) -> T:
+def run_virtual(
+    main: Coroutine[Any, Any, T], clock: VirtualClock, lane: Lane, label: WaitLabel
+) -> T:
     """Run `main` in virtual time. Raises VirtualDeadlock where real time would hang."""
     with asyncio.Runner(
         loop_factory=lambda: _VirtualLoop(clock, _VirtualSelector(clock, lane, label))
