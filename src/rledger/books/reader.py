@@ -80,9 +80,7 @@ class RunBooks:
 
         Step 0 is the start of an attempt: what it does before its first step of training.
         """
-        return sorted(
-            {r.step for r in self.surviving() if _is_root(r, lane) and r.step is not None}
-        )
+        return list(self.step_records(lane))
 
     def step_records(self, lane: str = "main") -> dict[int, list[SpanRecord]]:
         """Spans of each closed step on `lane`, for `time_balance`.

@@ -33,7 +33,9 @@ def _recipe(loaded: LoadedRecipe) -> RenderableType:
         source = loaded.sources.get(key, "")
         style = "" if source else "dim"
         table.add_row(
-            Text(f"  {key}", style=style), Text(_show(value), style=style), Text(source, style="cyan")
+            Text(f"  {key}", style=style),
+            Text(_show(value), style=style),
+            Text(source, style="cyan"),
         )
     return table
 
@@ -78,5 +80,7 @@ def _stages(plan: RunPlan) -> RenderableType:
         if why is None:
             table.add_row(Text(f"  {stage}"), notes.get(stage, "each step"))
         else:
-            table.add_row(Text(f"  {stage}", style="dim"), Text(f"does not run: {why}", style="dim"))
+            table.add_row(
+                Text(f"  {stage}", style="dim"), Text(f"does not run: {why}", style="dim")
+            )
     return table
