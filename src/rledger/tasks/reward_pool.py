@@ -108,15 +108,18 @@ class RewardPool:
                 if not events:
                     self._fail(_start_error(f"did not start within {_START_DEADLINE_S:g} s"))
                 for key, _ in events:
-                    if self._error is not None:
-                        break  # every process is killed
-                    messages, closed = key.data.process.receive()
-                    for message in messages:
-                        self._take_message(key.data, message)
-                    if closed and self._error is None:
-                        self._fail(_start_error(key.data.process.how_it_ended()))
+                    self._read_start(key.data)
         if self._error is not None:
             raise self._error
+
+    def _read_start(self, worker: _Worker) -> None:
+        if self._error is not None:  # another process failed just now, and this one is killed
+            return
+        messages, closed = worker.process.receive()
+        for message in messages:
+            self._take_message(worker, message)
+        if closed:
+            self._fail(_start_error(worker.process.how_it_ended()))
 
     async def score(
         self,
