@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rledger.algo.contract import AdvantageInputs, AdvantageOutputs
 from rledger.algo.groups import centre, has_spread, row_scores, to_tokens
+from rledger.algo.segments import wide
 from rledger.config.advantage import GpgAdvantage
 
 __all__ = ["advantages"]
@@ -17,7 +18,7 @@ def advantages(config: GpgAdvantage, inputs: AdvantageInputs) -> AdvantageOutput
     on where the reward's zero lies. Group-relative; no critic. Single members get 0.
     """
     scores = row_scores(inputs)
-    num_with_signal = has_spread(scores, inputs).sum().clamp(min=1)
+    num_with_signal = wide(has_spread(scores, inputs)).sum().clamp(min=1)
     alpha = inputs.num_rows / num_with_signal
     return AdvantageOutputs(
         advantages=to_tokens(alpha * centre(scores, inputs) / config.f_norm, inputs)
