@@ -30,7 +30,8 @@ TOKENS = TokenCounts(prompt_tokens=600, generated_tokens=400, trained_tokens=300
         ("actor/grad_norm", "1"),
         ("val-core/spell_backward/acc/mean@1", "1"),
         ("val-core/spell_backward/acc/best@4/mean", "1"),
-        ("val-core/spell_backward/acc/mean@1/low95", "1"),
+        ("val-aux/spell_backward/acc/mean@1/ci_low", "1"),
+        ("val-aux/spell_backward/num_prompts", "1"),
         ("data/num_groups_dropped/no_signal", "groups"),
     ],
 )

@@ -179,11 +179,15 @@ _EVALUATION = [
         "val-core/{task}/acc/{stat...}",
         "1",
         "mean",
-        "Accuracy on the held-out prompts: mean@N, best@n/mean, maj@n/mean, pass@k; /low95 and"
-        " /high95 are the ends of its bootstrap interval",
+        "Accuracy on the held-out prompts: mean@N, pass@N, best@N/mean, maj@N/mean",
     ),
-    Metric("val-core/{task}/reward/{stat...}", "reward", "mean", "Reward on the held-out prompts"),
-    Metric("val-aux/{task}/{variable}/{stat...}", "1", "mean", "Other figures of the evaluation"),
+    Metric(
+        "val-aux/{task}/{name...}",
+        "1",
+        "mean",
+        "Other figures of the evaluation: /ci_low and /ci_high are the ends of a bootstrap interval"
+        " over prompts",
+    ),
 ]
 
 METRICS = Registry(
