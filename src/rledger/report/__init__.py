@@ -1,0 +1,1 @@
+"""Readings of the books: for the terminal, live and afterwards."""
