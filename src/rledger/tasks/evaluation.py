@@ -71,7 +71,7 @@ def best_at(scores: F64, n: int) -> F64:
     ordered = np.sort(scores, axis=1)  # NaN come last
     # rank j - 1 = samples below; the j-th is the best of C(j - 1, n - 1) subsets
     below = np.arange(scores.shape[1])[None, :]
-    log_weights = _log_choose(below, n - 1) - _log_choose(count, n)[:, None]
+    log_weights = _log_choose(below, n - 1) - _log_choose(np.maximum(count, n), n)[:, None]
     weights = np.where(below < count[:, None], np.exp(log_weights), 0.0)
     best = (weights * np.nan_to_num(ordered)).sum(axis=1)
     return np.where(count >= n, best, np.nan)
@@ -88,10 +88,9 @@ def majority_at(scores: F64, answers: I64, n: int, seed: int) -> F64:
     `answers` [P, K] numbers equal answers equally within a prompt. Ties share. A vote over all samples
     is exact, else it is the mean over subsets drawn by `seed`.
     """
-    num_prompts, num_samples = scores.shape
     finite = np.isfinite(scores)
-    result = np.full(num_prompts, np.nan)
-    for row in range(num_prompts):
+    result = np.full(len(scores), np.nan)
+    for row in range(len(scores)):
         valid = np.flatnonzero(finite[row])
         if len(valid) < n:
             continue
@@ -114,10 +113,9 @@ def _vote(scores: F64, answers: I64) -> float:
         part = answers[start : start + chunk]
         votes = (part[:, :, None] == part[:, None, :]).sum(axis=2)  # [D, n]
         wins = votes == votes.max(axis=1, keepdims=True)
-        # Each winning answer counts once, however many samples it won with... all winners have the
-        # same number of samples, so the mean over their samples is the mean over the answers.
+        # Winners have equally many samples, so the mean over samples is the mean over winners.
         total += float(((scores[start : start + chunk] * wins).sum(1) / wins.sum(1)).sum())
-    return total / num_draws
+    return float(total / num_draws)
 
 
 def bootstrap_intervals(
@@ -197,7 +195,7 @@ def _numbered(answers: Sequence[Sequence[str]]) -> I64:
     return np.array(rows, np.int64)
 
 
-def _divide(numerator: F64, denominator: npt.NDArray[np.generic]) -> F64:
+def _divide(numerator: F64, denominator: F64 | I64) -> F64:
     """NaN where the denominator is not positive."""
     with np.errstate(divide="ignore", invalid="ignore"):
         quotient = numerator / denominator

@@ -24,9 +24,12 @@ _NUM_ROWS_TO_CHECK = 64
 
 _OURS = ("seed", "size")  # parameters that are no part of `params`
 
-# Their rows follow the order of a set of strings, which changes with each interpreter.
+# Some of their rows follow the order of a set of strings, which changes with each interpreter
+# (found by comparing 150 rows of each data set of reasoning-gym 0.1.25 under two hash seeds).
 _HASH_ORDERED = frozenset(
     {
+        "codeio",
+        "intermediate_integration",
         "isomorphic_strings",
         "knight_swap",
         "polynomial_multiplication",

@@ -73,7 +73,7 @@ def _math_verify(settings: Mapping[str, Any]) -> RewardFunction:
     def parse_gold(answer: str) -> Any:
         for text in (f"${answer}$", answer):
             gold = parse(text, parsing_timeout=None, raise_on_error=True)
-            if gold:
+            if not all(isinstance(expression, str) for expression in gold):
                 return gold
         raise ValueError(f"math-verify finds no expression in the row's answer {answer!r}")
 
