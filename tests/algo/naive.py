@@ -71,9 +71,7 @@ def spread_out(row, values):
 
 
 def on_tokens(rows, row_values):
-    return [
-        spread_out(row, [v] * len(row.chosen)) for row, v in zip(rows, row_values, strict=True)
-    ]
+    return [spread_out(row, [v] * len(row.chosen)) for row, v in zip(rows, row_values, strict=True)]
 
 
 def members(rows, row):
@@ -184,7 +182,9 @@ def gdpo(rows, weights):
                 total += weight * (row.components[name] - mean(xs)) / (std(xs) + 1e-6)
         totals.append(total)
     scaled = whitened([totals])[0]
-    return on_tokens(rows, [0.0 if t == 0 else s for t, s in zip(totals, scaled, strict=True)]), None
+    return on_tokens(
+        rows, [0.0 if t == 0 else s for t, s in zip(totals, scaled, strict=True)]
+    ), None
 
 
 def grpo_passk(rows, norm_by_std):
@@ -348,7 +348,7 @@ def value(v, old, target, eps):
     """Clipped squared error of one token."""
     if eps is None:
         return 0.5 * (v - target) ** 2
-    near = min(max(v, old - eps), old + eps)
+    near = clip(v, old - eps, old + eps)
     return 0.5 * max((v - target) ** 2, (near - target) ** 2)
 
 

@@ -117,6 +117,6 @@ def row_advantages(rows: list[Row]) -> list[Row]:
 
 def flat(per_row: list[list]) -> torch.Tensor:
     """Lists per row, None outside the mask -> [T] with 0 there."""
-    return torch.tensor(
-        [0.0 if x is None else float(x) for row in per_row for x in row], dtype=torch.float64
-    )
+    numbers = [0.0 if x is None else x for row in per_row for x in row]
+    plain = [x.item() if isinstance(x, torch.Tensor) else x for x in numbers]
+    return torch.tensor(plain, dtype=torch.float64)

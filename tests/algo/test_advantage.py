@@ -165,7 +165,9 @@ def test_an_empty_completion_counts_in_its_group_with_its_reward():
 def test_grpo_of_1_0_0_0():
     outputs = compute(GrpoAdvantage(), advantage_inputs(one_group([1.0, 0.0, 0.0, 0.0], 2)))
     expected = [0.0, 1.5, 0.0, -0.5, 0.0, -0.5, 0.0, -0.5]  # over the std, which is 0.5
-    torch.testing.assert_close(outputs.advantages, torch.tensor(expected).double(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        outputs.advantages, torch.tensor(expected).double(), atol=1e-5, rtol=0
+    )
 
 
 def test_rloo_of_1_0_0_0():

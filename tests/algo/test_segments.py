@@ -24,9 +24,7 @@ from rledger.algo.segments import (
 )
 
 FLOATS = st.floats(-5, 5, width=32)
-SEGMENTS = st.lists(
-    st.lists(st.tuples(FLOATS, st.booleans()), max_size=6), min_size=1, max_size=5
-)
+SEGMENTS = st.lists(st.lists(st.tuples(FLOATS, st.booleans()), max_size=6), min_size=1, max_size=5)
 
 
 def unpack(segments):

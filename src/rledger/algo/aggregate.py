@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from rledger.algo.segments import masked, segment_count, wide
@@ -64,7 +63,7 @@ def token_weights(
         if normaliser.scale is None:
             raise ValueError("seq_mean_token_sum_norm needs Normaliser.scale")
         weights = weights / normaliser.scale
-    return weights.to(torch.float32)
+    return weights
 
 
 def aggregate(
