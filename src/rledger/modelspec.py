@@ -90,7 +90,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """YaRN (arXiv 2309.00071): a ramp between interpolation and extrapolation, and warmer attention.
+    """YaRN (arXiv 2309.00071): a ramp from extrapolation to interpolation, sharper attention.
 
     `attention_factor` None means 0.1 ln(factor) + 1.
     """
@@ -170,8 +170,8 @@ class ModelSpec:
     def tensors(self, *, value_head: bool = False) -> tuple[TensorSpec, ...]:
         """The tensors of a checkpoint, in the order of transformers' state dict.
 
-        Tied embeddings stand once, as the embedding. With `value_head` the language-model head gives
-        way to transformers' token classification head of one label (`score`).
+        Tied embeddings stand once, as the embedding. With `value_head` the language-model head
+        gives way to transformers' token classification head of one label (`score`).
         """
         table = [
             TensorSpec(
@@ -237,7 +237,7 @@ class ModelSpec:
             kind = next(name for name, cls in _SCALINGS.items() if type(self.rope_scaling) is cls)
             fields = asdict(self.rope_scaling).items()
             scaling = {"rope_type": kind} | {k: v for k, v in fields if v is not None}
-        eos: int | list[int] | None = list(self.eos_token_ids) or None
+        eos = self.eos_token_ids
         config: dict[str, Any] = {
             "architectures": [f"{names[self.family]}ForCausalLM"],
             "model_type": self.family,
@@ -255,7 +255,7 @@ class ModelSpec:
             "rope_scaling": scaling,
             "tie_word_embeddings": self.tied_embeddings,
             "bos_token_id": self.bos_token_id,
-            "eos_token_id": eos[0] if eos is not None and len(eos) == 1 else eos,
+            "eos_token_id": eos[0] if len(eos) == 1 else list(eos) or None,
             "pad_token_id": self.pad_token_id,
             "torch_dtype": dtype,
         }
@@ -267,7 +267,7 @@ class ModelSpec:
 
 
 def load_spec(folder: str | Path) -> ModelSpec:
-    """The spec of a Hugging Face folder: its config.json, and the stop tokens of generation_config.json.
+    """The spec of a Hugging Face folder: config.json and the stop tokens of generation_config.json.
 
     Raises ModelError, naming folder or key, when there is no such model or its family is unknown.
     """
@@ -413,7 +413,7 @@ class _ConfigReader:
             self.fail("partial_rotary_factor", f"{partial!r} is not supported, only 1.0 is")
 
     def rope(self, max_positions: int) -> tuple[float, RopeScaling | None]:
-        """Base and scaling; `rope_scaling` of the older layout wins where both layouts are given."""
+        """Base and scaling; `rope_scaling` of the older layout wins where both are given."""
         key = "rope_scaling" if self.config.get("rope_scaling") else "rope_parameters"
         table = dict(self.config.get(key) or {})
         kind = table.pop("rope_type", table.get("type", "default"))

@@ -50,18 +50,30 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama no grouping": ("llama", {"num_key_value_heads": 6}),
     "llama one kv head": ("llama", {"num_key_value_heads": 1}),
     "llama theta": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}),
-    "llama linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4}}),
-    "llama dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 1e4}}),
+    "llama linear": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4}},
+    ),
+    "llama dynamic": (
+        "llama",
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 1e4}},
+    ),
     "llama llama3": ("llama", {"rope_parameters": LLAMA3}),
     "qwen2": ("qwen2", {}),
     "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2 yarn": ("qwen2", {"rope_parameters": YARN}),
     "qwen3": ("qwen3", {"head_dim": 16}),
-    "qwen3 tied, biases": ("qwen3", {"head_dim": 8, "tie_word_embeddings": True, "attention_bias": True}),
+    "qwen3 tied, biases": (
+        "qwen3",
+        {"head_dim": 8, "tie_word_embeddings": True, "attention_bias": True},
+    ),
     "qwen3 yarn": ("qwen3", {"head_dim": 16, "rope_parameters": YARN | {"attention_factor": 1.2}}),
     "qwen3 yarn untruncated": (
         "qwen3",
-        {"head_dim": 32, "rope_parameters": YARN | {"truncate": False, "beta_fast": 8.0, "beta_slow": 2.0}},
+        {
+            "head_dim": 32,
+            "rope_parameters": YARN | {"truncate": False, "beta_fast": 8.0, "beta_slow": 2.0},
+        },
     ),
 }
 

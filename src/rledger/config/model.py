@@ -15,6 +15,7 @@ class ModelConfig(Section):
     path: str
     """Local Hugging Face folder of a supported family (Llama, Qwen2/2.5, Qwen3 dense)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of matrix products; "auto" is bfloat16 where the hardware multiplies it natively, else float32. Master weights are float32 either way."""
+    """Precision of matrix products; "auto" is bfloat16 where the hardware multiplies it natively,
+    else float32. Master weights are float32 either way."""
     device: str = "auto"
     """Torch device such as "cpu" or "cuda"; "auto" is CUDA where there is one, else the CPU."""

@@ -69,8 +69,8 @@ def load_decoder(
     """The decoder of a Hugging Face folder, its weights converted to `dtype` on `device`.
 
     With `value_head` the language-model head is left out; a value head (`score`) that the folder
-    lacks starts at zero, so that the critic's first values are 0. Raises ModelError, naming file and
-    tensor.
+    lacks starts at zero, so that the critic's first values are 0. Raises ModelError, naming file
+    and tensor.
     """
     folder = Path(folder)
     spec = load_spec(folder)
@@ -101,7 +101,7 @@ def load_decoder(
 
 def _ignored(spec: ModelSpec, value_head: bool) -> tuple[str, ...]:
     """Tensors that a folder may hold and this decoder has no use for."""
-    # Some writers store the tied head a second time; transformers ties it to the embedding as we do.
+    # Some writers store the tied head a second time; transformers ties it as we do.
     return ("lm_head.weight",) if value_head or spec.tied_embeddings else ()
 
 
@@ -153,7 +153,8 @@ def _weight_files(folder: Path) -> list[Path]:
 def _read_shapes(path: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: (path, tuple(file.get_slice(name).get_shape())) for name in file.keys()}
+            names = file.keys()
+            return {name: (path, tuple(file.get_slice(name).get_shape())) for name in names}
     except (SafetensorError, OSError) as error:
         raise ModelError(
             f"{path}: no readable safetensors file ({error}). Fetch the model again."
@@ -164,14 +165,15 @@ def _copy_file(
     path: Path, targets: Mapping[str, Tensor], found: Mapping[str, tuple[int, ...]]
 ) -> None:
     with safe_open(path, framework="pt") as file:
-        for name in file.keys():
+        names = file.keys()
+        for name in names:
             if name not in found:
                 continue
             tensor = file.get_tensor(name)
             if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
                 raise ModelError(
-                    f"{path}: tensor {name} is {str(tensor.dtype).removeprefix('torch.')}; quantised weights "
-                    "cannot be trained. Use the model's float32, float16 or bfloat16 folder."
+                    f"{path}: tensor {name} is {tensor.dtype}; "
+                    "quantised weights cannot be trained. Use the model's float32 or bfloat16 folder."
                 )
             targets[name].copy_(tensor)
 
@@ -243,9 +245,10 @@ def write_model(
 
 @contextmanager
 def atomic_folder(folder: str | Path) -> Iterator[Path]:
-    """A folder to fill, which takes the name `folder` when the block ends, or vanishes when it raises.
+    """A folder to fill: it takes the name `folder` when the block ends, or vanishes if that raises.
 
-    Raises ModelError when `folder` exists and holds anything, CheckpointError when the disk refuses.
+    Raises ModelError when `folder` exists and holds anything, CheckpointError when the disk
+    refuses.
     """
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -4,7 +4,8 @@ Legend for shapes: T tokens of all sequences laid end to end, D width, V vocabul
 K key/value heads, H head size, F width of the feed-forward part.
 
 There is no batch dimension and no padding: the caller lays sequences end to end and supplies
-attention, which alone knows where they begin (the trainer's is packed, the generator's owns a cache).
+attention, which alone knows where they begin (the trainer's is packed, the generator's owns a
+cache).
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rledger.errors import ModelError
-from rledger.models.rope import apply_rotary, rotary_table
+from rledger.models.rope import rotary_table
+from rledger.models.rowwise import rms_norm, rotate, swiglu
 from rledger.modelspec import ModelSpec
 
 __all__ = ["Attend", "Decoder", "Layer", "Linear", "RMSNorm"]
@@ -27,15 +29,15 @@ class Attend(Protocol):
     """Causal attention of one layer within each sequence, scaled by 1/sqrt(H)."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
-        """[T, N, H] from q [T, N, H], k [T, K, H], v [T, K, H]; q and k are normalised and rotated."""
+        """[T, N, H] from q [T, N, H], k and v [T, K, H]; q and k are normalised and rotated."""
         ...
 
 
 class Linear(nn.Module):
     """x @ weight.T + bias; every weight matmul of the decoder goes through one of these.
 
-    `packed` holds a oneDNN-blocked copy of the weight for inference, None while the weight itself is
-    used. Whoever changes the weight packs again.
+    `packed` holds a oneDNN-blocked copy of the weight for inference, None while the weight itself
+    is used. Whoever changes the weight packs again.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class Linear(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
     def pack(self, rows_hint: int) -> None:
-        """Lay the weight out for oneDNN, tuned for inputs of `rows_hint` rows. CPU only, no gradient."""
+        """Lay the weight out for oneDNN, for inputs of `rows_hint` rows. CPU only, no gradient."""
         with torch.no_grad():
             self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), rows_hint)
 
@@ -73,7 +75,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps)
 
 
 class Layer(nn.Module):
@@ -104,20 +106,21 @@ class Layer(nn.Module):
         heads = self.qkv_proj(self.attention_norm(x)).view(x.shape[0], -1, spec.head_size)
         if self.q_norm is None or self.k_norm is None:
             # one rotation for queries and keys: half the kernels
-            qk, v = heads.split((spec.num_heads + spec.num_kv_heads, spec.num_kv_heads), dim=1)
-            q, k = apply_rotary(qk, cos, signed_sin).split(
-                (spec.num_heads, spec.num_kv_heads), dim=1
+            qk, v = heads.split_with_sizes(
+                [spec.num_heads + spec.num_kv_heads, spec.num_kv_heads], 1
             )
+            qk = rotate(qk, cos, signed_sin)
+            q, k = qk.split_with_sizes([spec.num_heads, spec.num_kv_heads], 1)
             return q, k, v
-        q, k, v = heads.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
-        q = apply_rotary(self.q_norm(q), cos, signed_sin)
-        return q, apply_rotary(self.k_norm(k), cos, signed_sin), v
+        q, k, v = heads.split_with_sizes([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], 1)
+        q = rotate(self.q_norm(q), cos, signed_sin)
+        return q, rotate(self.k_norm(k), cos, signed_sin), v
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """[T, D]: x [T, D] plus what attention [T, N, H] and the feed-forward part add."""
         x = x + self.out_proj(attended.reshape(x.shape[0], -1))
-        gate, up = self.gate_up_proj(self.mlp_norm(x)).chunk(2, dim=-1)
-        return x + cast(Tensor, self.down_proj(F.silu(gate) * up))
+        gated = swiglu(self.gate_up_proj(self.mlp_norm(x)))
+        return x + cast(Tensor, self.down_proj(gated))
 
     def forward(
         self, index: int, x: Tensor, cos: Tensor, signed_sin: Tensor, attend: Attend
@@ -175,7 +178,7 @@ class Decoder(nn.Module):
         return self._language_head().weight
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and signed sine [T, H] in the weights' dtype, for `Layer.qkv`; once a forward pass."""
+        """cos and signed sine [T, H] in the weights' dtype for `Layer.qkv`; once a forward pass."""
         cos, signed_sin = rotary_table(self.spec, self.device)
         return cos[positions].to(self.dtype), signed_sin[positions].to(self.dtype)
 

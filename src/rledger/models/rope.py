@@ -2,8 +2,8 @@
 
 Legend for shapes: T tokens, M positions of the table, H head size.
 
-Formulas: RoFormer (arXiv 2104.09864), Llama 3.1 for `llama3`, YaRN (arXiv 2309.00071). Features i and
-i + H/2 form a pair, as in Hugging Face checkpoints.
+Formulas: RoFormer (arXiv 2104.09864), Llama 3.1 for `llama3`, YaRN (arXiv 2309.00071). Features i
+and i + H/2 form a pair, as in Hugging Face checkpoints.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rledger.modelspec import LinearScaling, Llama3Scaling, ModelSpec, RopeScaling, YarnScaling
 
-__all__ = ["apply_rotary", "inverse_frequencies", "rotary_table"]
+__all__ = ["inverse_frequencies", "rotary_table"]
 
 
 def inverse_frequencies(
@@ -74,7 +74,7 @@ def _yarn(theta: float, head_size: int, scaling: YarnScaling) -> tuple[Tensor, f
 def rotary_table(spec: ModelSpec, device: torch.device) -> tuple[Tensor, Tensor]:
     """[M, H] cosine and signed sine of every position below `spec.max_positions`, float32.
 
-    A table instead of cosines on the fly: a row's bits must not depend on how many rows are asked for.
+    A table instead of cosines on the fly: the bits of a row must not depend on how many there are.
     """
     key = (spec.rope_theta, spec.head_size, spec.rope_scaling, spec.max_positions)
     return _table(*key, device)
@@ -90,9 +90,3 @@ def _table(
         cos, sin = angles.cos() * factor, angles.sin() * factor
         signed = torch.cat((-sin, sin), dim=1)
         return torch.cat((cos, cos), dim=1).to(device), signed.to(device)
-
-
-def apply_rotary(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    """Rotate x [T, heads, H] with cos and signed_sin [T, H]: x cos + swap(x) signed_sin."""
-    swapped = x.roll(x.shape[-1] // 2, dims=-1)
-    return torch.addcmul(x * cos[:, None], swapped, signed_sin[:, None])
