@@ -131,6 +131,7 @@ def test_a_broken_sink_never_stops_the_run(tmp_path) -> None:
     writer.write(1, 1, {"actor/loss": 0.5})
     writer.write(2, 2, {"actor/loss": 0.5})
     writer.close()
+    assert writer.problem == "sink broken is put aside: ConnectionError: no route to dashboard"
     assert writer.broken_sinks == {"broken": "ConnectionError: no route to dashboard"}
     assert len(read_metrics(tmp_path)) == 2
 

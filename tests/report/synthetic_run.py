@@ -11,6 +11,7 @@ from pathlib import Path
 from rledger.books import (
     METRICS,
     Books,
+    BoundsMeasured,
     DropReason,
     GroupAdmitted,
     GroupEnded,
@@ -73,6 +74,9 @@ class SyntheticRun:
     def run(self, first: int, last: int, *, resumed: bool = False, close: bool = True) -> None:
         with self.lane.span("start_up"):
             self.spend(8)
+            self.books.book(
+                BoundsMeasured(flops_per_s=8.1e10, bytes_per_s=1.1e10, instrument="made up")
+            )
         if resumed:
             self.books.book(Resumed(step=first - 1, policy_version=first - 1))
         with self.lane.step(0, first - 1):

@@ -16,6 +16,7 @@ from rledger.books.metrics import MetricsWriter
 from rledger.books.names import METRICS
 from rledger.books.records import (
     STAGES,
+    BoundsMeasured,
     DropReason,
     GroupAdmitted,
     GroupEnded,
@@ -32,6 +33,7 @@ __all__ = [
     "METRICS",
     "STAGES",
     "Books",
+    "BoundsMeasured",
     "DropReason",
     "GroupAdmitted",
     "GroupEnded",

@@ -21,7 +21,7 @@ class LineFile:
         self.path = path
         self.written_bytes = 0
         self.lost_lines = 0
-        self.error: OSError | None = None  # the last refusal, for whoever reports on the run
+        self.error: OSError | None = None  # the disk's refusal, until lines get through again
         path.parent.mkdir(parents=True, exist_ok=True)
         torn = not exclusive and _ends_torn(path)
         self._file = path.open("xb" if exclusive else "ab", buffering=0)
@@ -38,8 +38,17 @@ class LineFile:
                 num_written = os.write(self._file.fileno(), self._pending)
                 self._pending = self._pending[num_written:]
                 self.written_bytes += num_written
+            self.error = None
         except OSError as error:
             self.error = error
+
+    @property
+    def problem(self) -> str:
+        """Why lines are waiting, in words; empty when none are."""
+        if self.error is None:
+            return ""
+        num_waiting = self._pending.count(b"\n")
+        return f"{self.path}: {self.error.strerror}; {num_waiting} lines wait for room"
 
     def close(self) -> None:
         if not self._file.closed:

@@ -39,6 +39,11 @@ class RecordSink(Protocol):
         """Bytes written so far, records lost so far."""
         ...
 
+    @property
+    def problem(self) -> str:
+        """Why records are not getting through, in words; empty when they are."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -57,9 +62,8 @@ class FileSink:
         return self._file.written_bytes, self._file.lost_lines
 
     @property
-    def error(self) -> OSError | None:
-        """The last refusal of the disk, None if there was none."""
-        return self._file.error
+    def problem(self) -> str:
+        return self._file.problem
 
     def close(self) -> None:
         self._file.close()
@@ -179,6 +183,11 @@ class Books:
         )
         sink.write(records)
         self.cost_s += time.perf_counter() - begin_s
+
+    @property
+    def problem(self) -> str:
+        """Why the books are not being written, in words; empty when they are."""
+        return "" if self._sink is None else self._sink.problem
 
     def close(self) -> None:
         """Hand over the rest and close the sink; calling twice is allowed."""

@@ -155,6 +155,12 @@ class MetricsWriter:
             self.broken_sinks[sink.name] = f"{type(error).__name__}: {error}"
             self._sinks.remove(sink)
 
+    @property
+    def problem(self) -> str:
+        """What keeps metrics from arriving, in words; empty when nothing does."""
+        broken = [f"sink {name} is put aside: {why}" for name, why in self.broken_sinks.items()]
+        return "; ".join([self._file.problem, *broken] if self._file.problem else broken)
+
     def close(self) -> None:
         self._file.close()
         for sink in self._sinks:

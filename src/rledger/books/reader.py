@@ -13,6 +13,7 @@ from rledger.books.records import (
     SCHEMA_VERSION,
     AttemptOpened,
     BooksCost,
+    BoundsMeasured,
     Record,
     Resumed,
     SpanRecord,
@@ -221,7 +222,7 @@ def _check_schema(path: Path, data: bytes) -> None:
 
 
 def _later_than(record: Record, step: int) -> bool:
-    if isinstance(record, AttemptOpened | BooksCost) or record.step is None:
+    if isinstance(record, AttemptOpened | BooksCost | BoundsMeasured) or record.step is None:
         return False
     return record.step > step
 

@@ -19,6 +19,7 @@ __all__ = [
     "STATES",
     "AttemptOpened",
     "BooksCost",
+    "BoundsMeasured",
     "DataEvent",
     "DropReason",
     "Fate",
@@ -139,6 +140,15 @@ class StageSkipped(_Record, frozen=True, tag="stage_skipped", kw_only=True):
     at_s: float = -1.0
 
 
+class BoundsMeasured(_Record, frozen=True, tag="bounds", kw_only=True):
+    """What the machine can do at most, as measured in this attempt (see `rledger.cost`)."""
+
+    flops_per_s: float
+    bytes_per_s: float
+    instrument: str  # how, in words: "matmul float32 1024^3, sum over 256 MB, 2 threads"
+    at_s: float = -1.0
+
+
 class GroupAdmitted(_Record, frozen=True, tag="group_admitted", kw_only=True):
     """A prompt was admitted: `group_size` trajectories of it are owed."""
 
@@ -249,6 +259,7 @@ Record = (
     | SpanRecord
     | TrackRecord
     | BooksCost
+    | BoundsMeasured
     | StageSkipped
     | GroupAdmitted
     | TrajectoryEnded

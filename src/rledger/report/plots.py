@@ -47,7 +47,7 @@ def curve(
     if low == high:
         low, high = low - 0.5, high + 0.5
     labels = [_label(high), _label((low + high) / 2), _label(low)]
-    margin = max(len(label) for label in labels)
+    margin = max(6, *(len(label) for label in labels))  # so that plots side by side align
     columns = max(8, width - margin - 2)
     cells = _draw(steps, values, columns, height, low, high)
     places = {0: labels[0], height - 1: labels[2]}

@@ -16,7 +16,7 @@ from rledger.books.reader import (
     read_metrics,
     surviving_by_attempt,
 )
-from rledger.books.records import SpanRecord, StageSkipped, State
+from rledger.books.records import BoundsMeasured, SpanRecord, StageSkipped, State
 from rledger.errors import BooksError, RunFolderError
 
 __all__ = [
@@ -123,6 +123,7 @@ class RunReading:
     curves: tuple[Curve, ...]
     evaluations: tuple[Evaluation, ...]
     skipped: dict[str, str] = field(default_factory=dict)  # stage -> why it did not run
+    bounds: BoundsMeasured | None = None
     broken: tuple[str, ...] = ()  # accounts that do not balance, in words
 
     def setting(self, key: str) -> object | None:
@@ -176,8 +177,9 @@ def read_run(
         raise RunFolderError(f"{folder}: no closed step in {steps[0]}:{steps[1]}; {has}")
     rows = tuple(r for r in all_rows if r["step"] > 0 and _within(int(r["step"]), steps))
     time, broken = _time_account(chosen, lane)
-    data = data_balance(books.surviving())
-    skips = [r for r in books.surviving() if isinstance(r, StageSkipped)]
+    surviving = books.surviving()
+    data = data_balance(surviving)
+    bounds = [r for r in surviving if isinstance(r, BoundsMeasured)]
     return RunReading(
         folder=folder,
         books=books,
@@ -188,7 +190,8 @@ def read_run(
         data=data,
         curves=tuple(_curves(rows, all_rows)),
         evaluations=tuple(_evaluations(all_rows)),
-        skipped={r.stage: r.why for r in skips},
+        skipped={r.stage: r.why for r in surviving if isinstance(r, StageSkipped)},
+        bounds=bounds[-1] if bounds else None,
         broken=(*broken, *data.imbalances),
     )
 
@@ -279,19 +282,20 @@ def _part_of(root: SpanRecord, kept_steps: set[int | None]) -> str:
     return "steps" if root.step in kept_steps else "rolled back"
 
 
-def _curves(rows: Iterable[MetricsRow], all_rows: Iterable[MetricsRow]) -> Iterable[Curve]:
-    rows = list(rows)
+def _curves(rows: Sequence[MetricsRow], all_rows: Sequence[MetricsRow]) -> Iterable[Curve]:
+    """What is worth a plot, most telling first; a constant is not."""
+    for name in dict.fromkeys(n for r in all_rows for n in r if _is_accuracy(n)):
+        title = name.removeprefix("val-core/").replace("/acc/", " accuracy ")
+        yield from _curve(name, title, all_rows)
     for name, title in _CURVES:
-        points = [(int(r["step"]), r[name]) for r in rows if name in r]
-        if len({value for _, value in points}) > 1:
-            steps, values = zip(*points, strict=True)
-            yield Curve(name, title, steps, values)
-    names = dict.fromkeys(n for r in all_rows for n in r if _is_accuracy(n))
-    for name in names:
-        points = [(int(r["step"]), r[name]) for r in all_rows if name in r]
-        if len(points) > 1:
-            steps, values = zip(*points, strict=True)
-            yield Curve(name, name.removeprefix("val-core/").replace("/acc/", " "), steps, values)
+        yield from _curve(name, title, rows)
+
+
+def _curve(name: str, title: str, rows: Iterable[MetricsRow]) -> Iterable[Curve]:
+    points = [(int(r["step"]), r[name]) for r in rows if name in r]
+    if len({value for _, value in points}) > 1:
+        steps, values = zip(*points, strict=True)
+        yield Curve(name, title, steps, values)
 
 
 def _is_accuracy(name: str) -> bool:

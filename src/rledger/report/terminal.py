@@ -18,15 +18,16 @@ from rich.table import Table
 from rich.text import Text
 
 from rledger.report.data_section import data_section, throughput_section
-from rledger.report.figures import count, duration, fraction, seconds, stage_color
+from rledger.report.figures import count, duration, fraction, quantity, seconds, stage_color
 from rledger.report.plots import curve
 from rledger.report.reading import Evaluation, Measured, RunReading, read_run
 from rledger.report.time_section import elapsed_section, largest_stage, time_section
 
 __all__ = ["Report", "render_report"]
 
-_PLOT_WIDTH = 46
-_PLOT_ROWS = 6
+_PLOT_WIDTH = 39  # least cells of a plot
+_PLOT_ROWS = 5
+_MAX_PLOTS = 6
 
 
 def render_report(run_folder: Path | str, *, steps: tuple[int, int] | None = None) -> Report:
@@ -61,7 +62,7 @@ class Report:
         if reading.curves:
             yield from _section("Learning", _plots(reading, width))
         if reading.evaluations:
-            yield from _section("Evaluation on held-out prompts", _evaluations(reading))
+            yield from _section("Evaluation on held-out prompts", _evaluations(reading, width))
         if reading.time is not None:
             yield from _section("Inferred", _inferred(reading))
         yield from _section("Books and files", _books(reading))
@@ -146,7 +147,7 @@ def _headline(reading: RunReading) -> RenderableType:
         name, stage_s = largest_stage(time)
         line = Text.assemble(
             (seconds(time.wall_s / time.num_steps), "bold"),
-            " a step; ",
+            " a step (testing included); " if "testing" in time.root.children else " a step; ",
             (name, f"bold {stage_color(name)}"),
             f" takes {fraction(stage_s / time.wall_s)} of it; ",
             (f"{fraction(time.unaccounted_s / time.wall_s)} unaccounted", "bold"),
@@ -175,7 +176,7 @@ def _plots(reading: RunReading, width: int) -> RenderableType:
     per_row = max(1, min(3, (width - 2) // _PLOT_WIDTH))
     plot_width = (width - 2) // per_row - 2
     plots = []
-    for item in reading.curves:
+    for item in reading.curves[:_MAX_PLOTS]:
         head = Text.assemble(
             (item.title, "bold"), f"  {item.values[0]:.4g} -> {item.values[-1]:.4g}"
         )
@@ -188,35 +189,35 @@ def _plots(reading: RunReading, width: int) -> RenderableType:
     )
 
 
-def _evaluations(reading: RunReading) -> RenderableType:
+def _evaluations(reading: RunReading, width: int) -> RenderableType:
+    with_best = width >= 96
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name, justify in (
-        ("task", "left"),
-        ("figure", "left"),
-        ("before", "right"),
-        ("after", "right"),
-        ("change", "right"),
-        ("best", "right"),
-    ):
-        table.add_column(name, justify="right" if justify == "right" else "left")
+    table.add_column("task")
+    table.add_column("figure", no_wrap=True)
+    for head in ("before", "after", "change", *(("best",) if with_best else ())):
+        table.add_column(head, justify="right", no_wrap=True)
+    sizes = set()
     for evaluation in reading.evaluations:
         before, after = evaluation.before, evaluation.after
-        best = max(evaluation.measured, key=lambda m: m.value)
         change = after.value - before.value
-        size = f" ({evaluation.num_prompts} prompts)" if evaluation.num_prompts else ""
-        table.add_row(
-            Text(evaluation.task + size),
+        sizes.add(f"{evaluation.num_prompts} prompts of {evaluation.task}")
+        cells = [
+            Text(evaluation.task),
             Text(evaluation.figure),
             Text(_interval(before)),
-            Text(_interval(after), style="bold"),
+            Text(_interval(after) if len(evaluation.measured) > 1 else "-", style="bold"),
             Text(
                 f"{change:+.3f}" if len(evaluation.measured) > 1 else "-",
                 style="green" if change > 0 else "",
             ),
-            Text(f"{best.value:.3f} at step {best.step}"),
-        )
+        ]
+        if with_best:
+            best = max(evaluation.measured, key=lambda m: m.value)
+            cells.append(Text(f"{best.value:.3f} at step {best.step}"))
+        table.add_row(*cells)
     note = Text(
-        "observed; brackets: bootstrap interval over prompts, it knows nothing of other seeds",
+        f"observed on {', '.join(sorted(sizes))}; brackets: bootstrap interval over prompts, which"
+        " knows nothing of other seeds",
         style="dim",
     )
     return Padding(Group(table, note), (0, 1))
@@ -239,7 +240,9 @@ def _inferred(reading: RunReading) -> RenderableType:
         f" another; at twice its speed a step would take at least {fraction(1 - share / 2)} of"
         " today's time. It would be refuted by work that another lane hides behind this stage."
     )
-    text = Text.assemble((f"{name} bounds the step", "bold"), f" ({fraction(share)} of it)\n", rule)
+    text = Text.assemble(
+        (f"{name} is the first place to look", "bold"), f" ({fraction(share)} of a step)\n", rule
+    )
     return Padding(text, (0, 1))
 
 
@@ -258,7 +261,7 @@ def _book_lines(reading: RunReading) -> Iterable[tuple[str, str]]:
     cost_s = sum(c.cost_s for c in costs)
     size_bytes = sum(a.path.stat().st_size for a in attempts)
     num_records = sum(c.num_records for c in costs)
-    line = f"{count(num_records)} records, {size_bytes / 1e6:.1f} MB"
+    line = f"{count(num_records)} records, {quantity(size_bytes, 'B')}"
     if reading.elapsed.total_s > 0:
         share = cost_s / reading.elapsed.total_s
         line += f"; cost {seconds(cost_s)} = {fraction(share)} of the time (self-booked)"

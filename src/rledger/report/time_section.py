@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rledger.books.balance import SpanNode
+from rledger.books.records import BoundsMeasured
 from rledger.report.figures import duration, fraction, quantity, seconds, stage_color
 from rledger.report.plots import bar, stacked_bar
 from rledger.report.reading import RunReading, TimeAccount
@@ -47,7 +48,7 @@ def time_section(reading: RunReading, width: int) -> RenderableType:
     """Stages as a tree that adds up, the line that says so, and the states."""
     time = reading.time
     assert time is not None
-    table = _stage_table(time, width)
+    table = _stage_table(time, width, reading.bounds)
     balance_s = time.exclusive_s + time.unaccounted_s
     closes = abs(balance_s - time.wall_s) <= 1e-6 * max(1.0, time.wall_s)
     lines: list[RenderableType] = [
@@ -68,12 +69,21 @@ def time_section(reading: RunReading, width: int) -> RenderableType:
                 " (CPU time by the kernel over wall time)",
             )
         )
+    if reading.bounds is not None:
+        lines.append(
+            Text.assemble(
+                ("bounds   ", "dim"),
+                f"F {quantity(reading.bounds.flops_per_s, 'FLOP/s')},"
+                f" B {quantity(reading.bounds.bytes_per_s, 'byte/s')},"
+                f" measured here: {reading.bounds.instrument}",
+            )
+        )
     for stage, why in reading.skipped.items():
         lines.append(Text.assemble(("skipped  ", "dim"), f"{stage}: {why}"))
     return Padding(Group(*lines), (0, 1))
 
 
-def _stage_table(time: TimeAccount, width: int) -> Table:
+def _stage_table(time: TimeAccount, width: int, bounds: BoundsMeasured | None) -> Table:
     wide, wider = width >= 96, width >= 120
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", expand=False)
     table.add_column("stage", no_wrap=True)
@@ -87,6 +97,8 @@ def _stage_table(time: TimeAccount, width: int) -> Table:
     if wide:
         table.add_column("FLOP/s", justify="right", no_wrap=True)
         table.add_column("byte/s", justify="right", no_wrap=True)
+        if bounds is not None:
+            table.add_column("bound", justify="right", no_wrap=True)
     bar_width = 10 if width < 96 else 14 if width < 120 else 24
     total_s = time.wall_s
 
@@ -104,6 +116,8 @@ def _stage_table(time: TimeAccount, width: int) -> Table:
         cells.append("" if node is None else _calls(node, time.num_steps))
         for name in ("tokens", "flops", "bytes")[: 3 if wide else 1]:
             cells.append("" if node is None else _rate(node, name))
+        if wide and bounds is not None:
+            cells.append("" if node is None else _of_bound(node, bounds))
         table.add_row(*cells)
 
     for line in _lines(time.root, time.last, total_s):
@@ -180,6 +194,18 @@ def _calls(node: SpanNode, num_steps: int) -> str:
 def _rate(node: SpanNode, name: str) -> str:
     total = node.total(name)
     return quantity(total / node.seconds) if total and node.seconds else ""
+
+
+def _of_bound(node: SpanNode, bounds: BoundsMeasured) -> str:
+    """The nearer of the two bounds: F for arithmetic, B for memory traffic."""
+    if not node.seconds:
+        return ""
+    shares = {
+        "F": node.total("flops") / node.seconds / bounds.flops_per_s,
+        "B": node.total("bytes") / node.seconds / bounds.bytes_per_s,
+    }
+    nearer = max(shares, key=lambda name: shares[name])
+    return f"{fraction(shares[nearer])} {nearer}" if shares[nearer] else ""
 
 
 def _states(time: TimeAccount, width: int) -> RenderableType:
