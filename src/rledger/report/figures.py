@@ -77,5 +77,6 @@ def _three(value: float) -> str:
     """Three significant digits without an exponent."""
     if value == 0 or not math.isfinite(value):
         return f"{value:.0f}"
+    value = float(f"{value:.3g}")
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:.{min(digits, 6)}f}"

@@ -75,7 +75,7 @@ class LiveView:
 
     def announce(self, message: str) -> None:
         """A message above the progress bar, such as that a stop was asked for."""
-        self._console.print(Text(message, style="yellow"))
+        self._console.print(Text(message, style="yellow"), soft_wrap=True)
 
     def on_step(self, step: int, num_steps: int, metrics: Mapping[str, float]) -> None:
         """Show the row of a closed step; step 0 is the policy before training."""
@@ -152,7 +152,7 @@ class LiveView:
             )
             if low in metrics and high in metrics:
                 line.append(f"  [{metrics[low]:.3f}, {metrics[high]:.3f}]", style="green")
-            self._console.print(line)
+            self._print_row(line)
 
     def _state(self, step: int, num_steps: int) -> str:
         done = step - (self._first_step or 0)
