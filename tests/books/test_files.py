@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
@@ -215,3 +216,29 @@ def test_long_stages_are_written_before_they_end(tmp_path) -> None:
     assert sum(isinstance(r, SpanRecord) for r in read) == 5002
     costs = [r for r in read if isinstance(r, BooksCost)]
     assert costs[-1].cost_s > costs[0].cost_s
+
+
+def test_lanes_of_several_threads_lose_nothing(tmp_path) -> None:
+    books = Books.open(tmp_path)
+
+    def work(name: str) -> None:
+        lane = books.lane(name)
+        for step in range(1, 41):
+            with lane.step(step, step - 1):
+                for _ in range(50):
+                    with lane.span("decode"):
+                        pass
+
+    threads = [threading.Thread(target=work, args=(f"lane {i}",)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    books.close()
+    read = read_books(tmp_path)
+    assert (read.num_torn_lines, read.attempts[0].num_missing_rows) == (0, 0)
+    for name in read.lanes():
+        steps = read.step_records(name)
+        assert list(steps) == list(range(1, 41))
+        assert all(time_balance(spans, step, name).wall_s > 0 for step, spans in steps.items())
+    assert len(read.lanes()) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -89,6 +90,7 @@ class Books:
         self._clock_now_s = clock_now_s
         self._origin_s = clock_now_s()
         self._sink = sink
+        self._writing = threading.Lock()  # lanes of several threads end their steps
         self._lanes: dict[str, Lane] = {}
         self._num_records = 0
         self._last_step: int | None = None
@@ -163,9 +165,12 @@ class Books:
 
     def flush(self) -> None:
         """Hand what is buffered to the sink, with the books' own cost so far."""
-        sink = self._sink
-        if sink is None or not self._buffer:
+        if self._sink is None or not self._buffer:
             return
+        with self._writing:
+            self._hand_over(self._sink)
+
+    def _hand_over(self, sink: RecordSink) -> None:
         begin_s = time.perf_counter()
         buffer = self._buffer
         records = [buffer.popleft() for _ in range(len(buffer))]

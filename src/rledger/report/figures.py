@@ -19,7 +19,7 @@ STAGE_COLORS = {
     "update_weights": "#CC79A7",
     "save_checkpoint": "#8C6D31",
     "testing": "#66A61E",
-    "unaccounted": "#FFFFFF",
+    "unaccounted": "#AA3377",
 }
 _OTHER_COLOR = "#777777"
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))

@@ -33,7 +33,7 @@ _PART_COLORS = {
     "before step 1": "#66A61E",
     "rolled back": "#D55E00",
     "cut off": "#D55E00",
-    "between": "#FFFFFF",
+    "between": "#AA3377",
 }
 
 
