@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
+import rledger
 from rledger.books import METRICS, STAGES, Books, MetricsWriter, StepMeter, TokenCounts
 from rledger.books.metrics import Metric, Registry
 from rledger.books.reader import read_metrics
@@ -200,7 +203,46 @@ def test_elapsed_time_holds_what_lies_between_two_steps() -> None:
     assert metrics["perf/elapsed/generated_tokens_per_s"] == 400 / 9
 
 
+def test_work_is_read_off_the_spans_wherever_it_was_booked() -> None:
+    # origin 0, meter 0, step 0..10 with gen 1..5 (decode 1..3, 3..5), update_actor 5..10
+    books, lane = step_on_fake_clock([0, 0, 0, 1, 1, 3, 3, 5, 5, 5, 10, 10])
+    meter = StepMeter(books, lane)
+    with lane.step(1, 0):
+        with lane.span("gen"):
+            for _ in range(2):
+                with lane.span("decode", flops=200, bytes=30):
+                    pass
+        with lane.span("update_actor", flops=1000):
+            pass
+    metrics = meter.read(TOKENS, update_flops=1500, peak_flops_per_s=600)
+    assert metrics["perf/gen_flops"] == 400
+    assert metrics["perf/gen_bytes"] == 60
+    assert metrics["perf/gen_flops_per_s"] == 100
+    assert metrics["perf/update_actor_flops_per_s"] == 200
+    assert metrics["perf/mfu/actor"] == 0.5
+    for name in metrics:
+        METRICS.find(name)
+
+
 def test_mfu_is_flops_over_seconds_times_peak_times_devices() -> None:
     assert mfu(6e12, seconds=2.0, peak_flops_per_s=1e13, num_devices=2) == 0.15
     with pytest.raises(BooksError, match="positive"):
         mfu(1.0, seconds=0.0, peak_flops_per_s=1.0)
+
+
+def test_every_metric_name_written_down_in_the_source_is_declared() -> None:
+    groups = (
+        "actor|critic|data|perf|prompt_length|response_length|training|time|timing_s|rollout_corr"
+    )
+    literal = re.compile(rf'"((?:{groups})/[a-z_0-9/@]+)"')
+    names = {
+        name
+        for path in Path(rledger.__file__).parent.rglob("*.py")
+        for name in literal.findall(path.read_text(encoding="utf-8"))
+        if not name.endswith("/")
+    }
+    assert len(names) > 40
+    for name in sorted(names):
+        if name.count("/") == 1 and name in {m.name.rsplit("/", 1)[0] for m in METRICS.metrics}:
+            continue  # a prefix that /mean, /max and /min follow
+        METRICS.find(name)

@@ -8,15 +8,24 @@ ones name what they count and what they divide by.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rledger.books.balance import SpanNode, time_balance
 from rledger.books.lane import Lane
 from rledger.books.ledger import Books
 from rledger.books.records import SpanRecord
 from rledger.errors import BooksError
 
-__all__ = ["StepMeter", "TokenCounts", "mfu", "throughput_metrics", "timing_metrics"]
+__all__ = [
+    "StepMeter",
+    "TokenCounts",
+    "mfu",
+    "throughput_metrics",
+    "timing_metrics",
+    "work_metrics",
+]
 
 _PER_RESPONSE_TOKEN = ("gen",)
 _PER_TOKEN = ("ref", "values", "adv", "update_critic", "update_actor")
@@ -94,6 +103,20 @@ def throughput_metrics(
     return metrics
 
 
+def work_metrics(root: SpanNode) -> dict[str, float]:
+    """FLOPs and bytes that a step's stages booked, and FLOPs per second of the stage."""
+    metrics: dict[str, float] = {}
+    for stage in root.children.values():
+        flops, moved = stage.total("flops"), stage.total("bytes")
+        if flops:
+            metrics[f"perf/{stage.name}_flops"] = flops
+            if stage.seconds > 0:
+                metrics[f"perf/{stage.name}_flops_per_s"] = flops / stage.seconds
+        if moved:
+            metrics[f"perf/{stage.name}_bytes"] = moved
+    return metrics
+
+
 def mfu(flops: float, seconds: float, peak_flops_per_s: float, num_devices: int = 1) -> float:
     """Model FLOPs utilisation, a fraction: `flops / (seconds x peak x devices)`."""
     if seconds <= 0 or peak_flops_per_s <= 0 or num_devices <= 0:
@@ -110,18 +133,37 @@ class StepMeter:
         self._last_end_s = books.now_s()
         self._last_cost_s = books.cost_s
 
-    def read(self, tokens: TokenCounts, *, num_devices: int = 1) -> dict[str, float]:
-        """Time and throughput metrics of the step that the lane closed last."""
+    def read(
+        self,
+        tokens: TokenCounts,
+        *,
+        num_devices: int = 1,
+        update_flops: float | None = None,
+        peak_flops_per_s: float | None = None,
+    ) -> dict[str, float]:
+        """Time, throughput and work metrics of the step that the lane closed last.
+
+        With `update_flops` (`rledger.cost.mfu_flops` of the step's rows) and a peak there is
+        `perf/mfu/actor` too. Raises BooksError when the step's time does not balance.
+        """
+        begin_s = time.perf_counter()
         spans = self._lane.last_step
         root = _root(spans)
-        metrics = timing_metrics(spans, tokens)
+        assert root.step is not None
+        balance = time_balance(spans, root.step, self._lane.name)
+        metrics = timing_metrics(spans, tokens) | work_metrics(balance.root)
         metrics |= throughput_metrics(
             tokens,
             step_s=metrics["timing_s/step"],
             elapsed_s=root.end_s - self._last_end_s,
             num_devices=num_devices,
         )
+        if "timing_s/update_actor" in metrics and update_flops and peak_flops_per_s:
+            metrics["perf/mfu/actor"] = mfu(
+                update_flops, metrics["timing_s/update_actor"], peak_flops_per_s, num_devices
+            )
         if self._books.real_time:
+            self._books.cost_s += time.perf_counter() - begin_s
             metrics["time/books_s"] = self._books.cost_s - self._last_cost_s
         self._last_end_s = root.end_s
         self._last_cost_s = self._books.cost_s
