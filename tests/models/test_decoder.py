@@ -2,118 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-import transformers
-from torch import Tensor
+from model_oracles import VARIANTS, oracle, ours, packed
 
+from rledger.errors import ModelError
 from rledger.models.decoder import Decoder
-from rledger.models.names import export_hf_state, load_hf_state
-from rledger.modelspec import spec_from_config
-
-CLASSES: dict[str, tuple[type[Any], type[Any]]] = {
-    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
-    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
-}
-SMALL: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-    "rope_theta": 100.0,
-}
-YARN = {
-    "rope_type": "yarn",
-    "factor": 4.0,
-    "original_max_position_embeddings": 16,
-    "rope_theta": 100.0,
-}
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {}),
-    "llama tied": ("llama", {"tie_word_embeddings": True}),
-    "llama biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama head size": ("llama", {"head_dim": 20}),
-    "llama no grouping": ("llama", {"num_key_value_heads": 6}),
-    "llama one kv head": ("llama", {"num_key_value_heads": 1}),
-    "llama theta": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}),
-    "llama linear": (
-        "llama",
-        {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4}},
-    ),
-    "llama dynamic": (
-        "llama",
-        {"rope_parameters": {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 1e4}},
-    ),
-    "llama llama3": ("llama", {"rope_parameters": LLAMA3}),
-    "qwen2": ("qwen2", {}),
-    "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
-    "qwen2 yarn": ("qwen2", {"rope_parameters": YARN}),
-    "qwen3": ("qwen3", {"head_dim": 16}),
-    "qwen3 tied, biases": (
-        "qwen3",
-        {"head_dim": 8, "tie_word_embeddings": True, "attention_bias": True},
-    ),
-    "qwen3 yarn": ("qwen3", {"head_dim": 16, "rope_parameters": YARN | {"attention_factor": 1.2}}),
-    "qwen3 yarn untruncated": (
-        "qwen3",
-        {
-            "head_dim": 32,
-            "rope_parameters": YARN | {"truncate": False, "beta_fast": 8.0, "beta_slow": 2.0},
-        },
-    ),
-}
-
-
-def oracle(variant: str) -> Any:
-    """A transformers model whose every tensor is random, biases and norms included."""
-    family, changes = VARIANTS[variant]
-    config_class, model_class = CLASSES[family]
-    torch.manual_seed(len(variant))
-    model = model_class(config_class(**SMALL | changes)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.copy_(1 + torch.randn_like(parameter) / 3)
-    return model
-
-
-def ours(model: Any) -> Decoder:
-    spec = spec_from_config(model.config.to_dict())
-    decoder = Decoder(spec)
-    tied = {"lm_head.weight"} if spec.tied_embeddings else set()
-    load_hf_state(decoder, {n: t for n, t in model.state_dict().items() if n not in tied})
-    return decoder
-
-
-def packed(lengths: list[int]) -> Any:
-    """Plain causal attention over sequences laid end to end, written from the definition."""
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
-        repeats = q.shape[1] // k.shape[1]
-        k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
-        out = []
-        for q_s, k_s, v_s in zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True):
-            scores = torch.einsum("qnh,knh->nqk", q_s, k_s) / q.shape[-1] ** 0.5
-            future = torch.ones(len(q_s), len(q_s), dtype=torch.bool).triu(1)
-            weights = scores.masked_fill(future, -torch.inf).softmax(-1)
-            out.append(torch.einsum("nqk,knh->qnh", weights, v_s))
-        return torch.cat(out)
-
-    return attend
+from rledger.models.init import random_decoder
+from rledger.models.names import export_hf_state
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -136,3 +32,79 @@ def test_logits_and_gradients_equal_transformers(variant: str) -> None:
         parameter.data = source.grad
     for name, gradient in export_hf_state(mine).items():
         assert torch.allclose(gradient, gradients[name], rtol=1e-3, atol=1e-5), name
+
+
+def test_recomputing_activations_changes_no_gradient() -> None:
+    decoder = ours(oracle("qwen3"))
+    token_ids, positions = torch.randint(97, (40,)), torch.arange(40)
+    gradients = []
+    for recompute in (False, True):
+        decoder.checkpoint_activations = recompute
+        decoder.zero_grad()
+        hidden = decoder.forward_hidden(token_ids, positions, packed([40]))
+        decoder.logits(hidden).square().mean().backward()
+        gradients.append([p.grad.clone() for p in decoder.parameters()])
+    assert all(torch.equal(plain, again) for plain, again in zip(*gradients, strict=True))
+
+
+def test_hidden_states_are_the_same_with_and_without_gradients() -> None:
+    decoder = ours(oracle("qwen2"))
+    token_ids, positions = torch.randint(97, (30,)), torch.arange(30)
+    recorded = decoder.forward_hidden(token_ids, positions, packed([30]))
+    with torch.inference_mode():
+        assert torch.equal(decoder.forward_hidden(token_ids, positions, packed([30])), recorded)
+
+
+def test_sequences_laid_end_to_end_do_not_see_each_other() -> None:
+    decoder = ours(oracle("llama"))
+    token_ids = torch.randint(97, (24,))
+    positions = torch.cat([torch.arange(10), torch.arange(14)])
+    with torch.no_grad():
+        both = decoder.forward_hidden(token_ids, positions, packed([10, 14]))
+        second = decoder.forward_hidden(token_ids[10:], positions[10:], packed([14]))
+    assert torch.allclose(both[10:], second, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_weights_give_the_same_logits(dtype: torch.dtype) -> None:
+    decoder = ours(oracle("qwen2")).to(dtype)
+    token_ids, positions = torch.randint(97, (16,)), torch.arange(16)
+
+    def logits() -> torch.Tensor:
+        with torch.inference_mode():
+            return decoder.logits(decoder.forward_hidden(token_ids, positions, packed([16])))
+
+    plain = logits()
+    decoder.prepack_for_inference(rows_hint=16)
+    tolerance = 1e-4 if dtype == torch.float32 else 0.1
+    assert (logits() - plain).abs().max() < tolerance * plain.abs().max()
+    decoder.drop_packed()
+    assert torch.equal(logits(), plain)
+
+
+def test_tied_head_is_the_embedding() -> None:
+    tied, untied = ours(oracle("llama tied")), ours(oracle("llama"))
+    assert tied.lm_head_weight is tied.embedding
+    assert untied.lm_head_weight is not untied.embedding
+    assert sum(p.numel() for p in tied.parameters()) == tied.spec.num_parameters()
+    assert sum(p.numel() for p in untied.parameters()) == untied.spec.num_parameters()
+
+
+def test_critic_has_values_and_no_logits() -> None:
+    spec = ours(oracle("llama")).spec
+    critic = random_decoder(spec, seed=1, value_head=True)
+    hidden = torch.randn(5, spec.width)
+    assert critic.values(hidden).shape == (5,)
+    assert sum(p.numel() for p in critic.parameters()) == spec.num_parameters(value_head=True)
+    with pytest.raises(ModelError, match="critic"):
+        critic.logits(hidden)
+    with pytest.raises(ModelError, match="value head"):
+        random_decoder(spec, seed=1).values(hidden)
+
+
+def test_random_weights_depend_on_the_seed_alone() -> None:
+    spec = ours(oracle("llama")).spec
+    first, again, other = (export_hf_state(random_decoder(spec, seed)) for seed in (1, 1, 2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])

