@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 from rledger.books.metrics import MetricsSink
 from rledger.config.sinks import SinksConfig
-from rledger.errors import ConfigError
 
-__all__ = ["build_sinks", "require"]
+__all__ = ["build_sinks"]
 
 
 def build_sinks(config: SinksConfig, folder: Path) -> list[MetricsSink]:
@@ -32,14 +29,3 @@ def build_sinks(config: SinksConfig, folder: Path) -> list[MetricsSink]:
 
         sinks.append(MLflowSink(config.mlflow, folder.name))
     return sinks
-
-
-def require(module: str, extra: str) -> ModuleType:
-    """The module, or a ConfigError that names the extra to install."""
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise ConfigError(
-            f"sinks.{extra} is set, but {module} cannot be imported ({error});"
-            f" pip install 'rledger[{extra}]', or take sinks.{extra} out of the recipe"
-        ) from error

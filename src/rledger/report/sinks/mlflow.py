@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from rledger.config.sinks import MLflowConfig
-from rledger.report.sinks import require
+from rledger.report.sinks.packages import require
 
 __all__ = ["MLflowSink"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from rledger.report.sinks import require
+from rledger.report.sinks.packages import require
 
 __all__ = ["TensorBoardSink"]
 

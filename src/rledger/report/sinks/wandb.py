@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rledger.config.sinks import WandbConfig
-from rledger.report.sinks import require
+from rledger.report.sinks.packages import require
 
 __all__ = ["WandbSink"]
 
