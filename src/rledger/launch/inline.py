@@ -24,7 +24,7 @@ from rledger.loop.shutdown import StopSignal, stop_on_signals
 from rledger.models.placement import choose_placement
 from rledger.report.live import LiveView
 from rledger.report.sinks import build_sinks
-from rledger.tasks import build_tasks
+from rledger.tasks.build import build_tasks
 from rledger.trainer import build_advantage_estimator, build_critic, build_trainer
 from rledger.weights import InProcessTransport
 

@@ -94,7 +94,7 @@ class Controller:
         first = context.counters.step == 0
         with context.lane.step(0, context.roles.trainer.policy_version):
             await self._publish()
-            tested = await self._test() if first and context.plan.eval_before_training else {}
+            tested = await self._test() if first and context.plan.evaluation.before_training else {}
         if first:
             self._recorder.record_start(context, tested)
 

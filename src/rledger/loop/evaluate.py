@@ -8,10 +8,11 @@ from dataclasses import replace
 
 from rledger.errors import DataError
 from rledger.loop.context import LoopContext
+from rledger.loop.plan import RunPlan
 from rledger.loop.rollout import run_trajectories
 from rledger.schedule.seeds import derive_seed
-from rledger.tasks.evaluation import summarise
-from rledger.types import Failure, GenerationRequest, Prompt, Score, Trajectory
+from rledger.tasks.evaluation import evaluation_metrics
+from rledger.types import Failure, GenerationRequest, Score, Trajectory
 
 __all__ = ["evaluate"]
 
@@ -21,11 +22,11 @@ _EVALUATION = 3  # first number of a seed's path, see rollout
 async def evaluate(context: LoopContext) -> Mapping[str, float]:
     """`val-core/<task>/acc/...` for each task, with a bootstrap interval over prompts.
 
-    A failed reward is no wrong answer: such samples are left out and counted as
-    `val-aux/<task>/failed_frac`. Raises DataError when a task has no scored sample at all.
+    A failed reward is no wrong answer: such samples are left out, and counted. Raises
+    DataError when a task has no scored sample at all.
     """
     plan, config = context.plan, context.plan.evaluation
-    prompts = context.roles.tasks.eval_prompts()
+    prompts = context.roles.tasks.eval_prompts()[: config.num_prompts]
     if not prompts:
         return {}
     params = replace(
@@ -47,36 +48,40 @@ async def evaluate(context: LoopContext) -> Mapping[str, float]:
                 seed=derive_seed(plan.seed, _EVALUATION, index, sample),
             ),
         )
-        for index, prompt in enumerate(prompts[: config.num_prompts])
+        for index, prompt in enumerate(prompts)
         for sample in range(config.samples_per_prompt)
     ]
     trajectories = await run_trajectories(
         context, pairs, generated_in="testing", scored_in="testing"
     )
-    by_task: dict[str, list[tuple[Prompt, Trajectory]]] = defaultdict(list)
-    for (prompt, _), trajectory in zip(pairs, trajectories, strict=True):
-        by_task[prompt.task].append((prompt, trajectory))
     metrics: dict[str, float] = {}
-    for task, entries in by_task.items():
-        metrics |= _summary(task, entries, plan.seed)
+    samples = config.samples_per_prompt
+    by_task: dict[str, list[list[Trajectory]]] = defaultdict(list)
+    for index, prompt in enumerate(prompts):
+        by_task[prompt.task].append(trajectories[index * samples : (index + 1) * samples])
+    for task, of_task in by_task.items():
+        metrics |= _summary(task, of_task, plan)
     return metrics
 
 
-def _summary(task: str, entries: list[tuple[Prompt, Trajectory]], seed: int) -> dict[str, float]:
-    scores: dict[str, list[float]] = defaultdict(list)
-    answers: dict[str, list[str]] = defaultdict(list)
-    num_failed = 0
-    message = ""
-    for prompt, trajectory in entries:
-        if isinstance(trajectory.outcome, Score):
-            scores[prompt.id].append(trajectory.outcome.value)
-            answers[prompt.id].append(trajectory.text)
-        elif isinstance(trajectory.outcome, Failure):
-            num_failed += 1
-            message = f"{trajectory.outcome.reason}: {trajectory.outcome.message}"
-    if not scores:
+def _summary(task: str, trajectories: list[list[Trajectory]], plan: RunPlan) -> dict[str, float]:
+    outcomes = [[_outcome(t) for t in of_prompt] for of_prompt in trajectories]
+    flat = [outcome for of_prompt in outcomes for outcome in of_prompt]
+    failures = [outcome for outcome in flat if isinstance(outcome, Failure)]
+    if len(failures) == len(flat):
         raise DataError(
-            f"evaluation of {task}: not one of {len(entries)} rewards succeeded ({message})"
+            f"evaluation of {task}: not one of {len(flat)} rewards succeeded; the last failed with"
+            f" {failures[-1].reason}: {failures[-1].message}"
         )
-    metrics = summarise(task, list(scores.values()), list(answers.values()), seed=seed)
-    return {**metrics, f"val-aux/{task}/failed_frac": num_failed / len(entries)}
+    return evaluation_metrics(
+        task,
+        outcomes,
+        [[t.text for t in of_prompt] for of_prompt in trajectories],
+        seed=plan.seed,
+        confidence=plan.evaluation.confidence,
+    )
+
+
+def _outcome(trajectory: Trajectory) -> Score | Failure:
+    assert trajectory.outcome is not None, f"{trajectory.id} was not scored"
+    return trajectory.outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rledger.config.algorithm import OldLogprobsSource
+from rledger.config.algorithm import AlgorithmConfig, OldLogprobsSource
 from rledger.config.evaluation import EvaluationConfig
 from rledger.config.recipe import Recipe
 from rledger.config.sampling import SamplingConfig
@@ -21,16 +21,13 @@ class RunPlan:
     num_steps: int
     num_prompts_per_step: int
     group_size: int
-    min_group_size: int
     num_updates_per_step: int
     sampling: SamplingConfig
     old_logprobs: OldLogprobsSource
     needs_ref_logprobs: bool
     needs_values: bool
     needs_greedy_baseline: bool
-    dynamic_sampling: bool
-    dynamic_sampling_metric: str
-    max_rounds: int
+    algorithm: AlgorithmConfig
     evaluation: EvaluationConfig
     checkpoint_every_steps: int
     export_hf: bool
@@ -70,16 +67,13 @@ def plan_run(recipe: Recipe) -> RunPlan:
         num_steps=run.num_steps,
         num_prompts_per_step=run.num_prompts_per_step,
         group_size=run.group_size,
-        min_group_size=algorithm.effective_min_group_size,
         num_updates_per_step=num_updates,
         sampling=recipe.sampling,
         old_logprobs=source,
         needs_ref_logprobs=algorithm.needs_ref_logprobs,
         needs_values=needs_values,
         needs_greedy_baseline=algorithm.advantage.needs_greedy_baseline,
-        dynamic_sampling=algorithm.dynamic_sampling.enabled,
-        dynamic_sampling_metric=algorithm.dynamic_sampling.metric,
-        max_rounds=algorithm.dynamic_sampling.max_rounds,
+        algorithm=algorithm,
         evaluation=recipe.evaluation,
         checkpoint_every_steps=recipe.checkpoint.every_steps,
         export_hf=recipe.checkpoint.export_hf,

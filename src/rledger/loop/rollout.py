@@ -13,10 +13,9 @@ from typing import TypeVar
 
 from rledger.books import DropReason, GroupAdmitted
 from rledger.errors import DataError
-from rledger.loop.batching import survivors
 from rledger.loop.context import LoopContext
 from rledger.loop.fates import book_dropped, book_trajectory
-from rledger.schedule.filtering import has_signal
+from rledger.schedule.filtering import drop_reason
 from rledger.schedule.seeds import derive_seed
 from rledger.types import (
     Completion,
@@ -70,7 +69,7 @@ async def collect_take(context: LoopContext, step: int) -> Take:
     kept: list[Group] = []
     baselines: list[tuple[Trajectory, ...]] = []
     last_failure: Failure | None = None
-    for _ in range(plan.max_rounds):
+    for _ in range(plan.algorithm.dynamic_sampling.max_rounds):
         admitted = _admit(context, step, plan.num_prompts_per_step - len(kept))
         scored = await _rollout(context, admitted)
         for entry, trajectories in zip(admitted, scored, strict=True):
@@ -89,7 +88,7 @@ async def collect_take(context: LoopContext, step: int) -> Take:
         f" The last failure: {last_failure.reason}: {last_failure.message}" if last_failure else ""
     )
     raise DataError(
-        f"step {step}: after {plan.max_rounds} rounds of prompts only {len(kept)} of"
+        f"step {step}: after {plan.algorithm.dynamic_sampling.max_rounds} rounds of prompts only {len(kept)} of"
         f" {plan.num_prompts_per_step} groups can be trained on; the books name the reason of each drop"
         f" (rledger report). Fix the reward, choose tasks that the policy sometimes solves, or raise"
         f" algorithm.dynamic_sampling.max_rounds.{failure}"
@@ -237,29 +236,10 @@ async def _score(
 def _why_dropped(
     context: LoopContext, group: Group, baseline: Sequence[Trajectory]
 ) -> DropReason | None:
-    plan = context.plan
-    alive = survivors(group)
-    if len(alive) < plan.min_group_size or any(isinstance(t.outcome, Failure) for t in baseline):
+    if any(isinstance(t.outcome, Failure) for t in baseline):
         return DropReason.TOO_FEW_SURVIVORS
-    if plan.dynamic_sampling and not has_signal(
-        _metric_values(group, plan.dynamic_sampling_metric)
-    ):
-        return DropReason.NO_SIGNAL
-    return None
-
-
-def _metric_values(group: Group, metric: str) -> list[float]:
-    scores = [t.outcome for t in survivors(group) if isinstance(t.outcome, Score)]
-    if metric == "reward":
-        return [score.value for score in scores]
-    missing = [score for score in scores if metric not in score.components]
-    if missing:
-        known = ", ".join(sorted(missing[0].components)) or "none"
-        raise DataError(
-            f"algorithm.dynamic_sampling.metric = {metric!r}, but a reward of {group.prompt.task} has the"
-            f" components: {known}; name one of them, or reward"
-        )
-    return [score.components[metric] for score in scores]
+    reason = drop_reason(group, context.plan.algorithm)
+    return None if reason is None else DropReason(reason)
 
 
 def _first_failure(trajectories: Sequence[Trajectory]) -> Failure | None:
