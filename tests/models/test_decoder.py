@@ -65,24 +65,6 @@ def test_sequences_laid_end_to_end_do_not_see_each_other() -> None:
     assert torch.allclose(both[10:], second, atol=1e-5)
 
 
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_packed_weights_give_the_same_logits(dtype: torch.dtype) -> None:
-    decoder = ours(oracle("qwen2")).to(dtype)
-    token_ids, positions = torch.randint(97, (16,)), torch.arange(16)
-
-    def logits() -> torch.Tensor:
-        with torch.inference_mode():
-            return decoder.logits(decoder.forward_hidden(token_ids, positions, packed([16])))
-
-    plain = logits()
-    decoder.prepack_for_inference(rows_hint=16)
-    tolerance = 1e-4 if dtype == torch.float32 else 0.1
-    assert (logits() - plain).abs().max() < tolerance * plain.abs().max()
-    decoder.drop_packed()
-    assert torch.equal(logits(), plain)
-
-
 def test_tied_head_is_the_embedding() -> None:
     tied, untied = ours(oracle("llama tied")), ours(oracle("llama"))
     assert tied.lm_head_weight is tied.embedding

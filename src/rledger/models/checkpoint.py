@@ -31,6 +31,8 @@ from rledger.models.names import (
 from rledger.modelspec import ModelSpec, TensorSpec, load_spec, read_json
 
 __all__ = [
+    "COMPANION_FILES",
+    "INDEX_NAME",
     "atomic_folder",
     "export_hf_state",
     "from_hf",
@@ -79,6 +81,11 @@ def load_decoder(
     sources: dict[str, tuple[Path, tuple[int, ...]]] = {}
     for path in files:
         sources.update(_read_shapes(path))
+    if not value_head and "score.weight" in sources:
+        raise ModelError(
+            f"{sources['score.weight'][0]}: tensor score.weight is a value head: this is a critic. "
+            "Use the folder of a language model."
+        )
     fresh_value_head = value_head and "score.weight" not in sources
     if fresh_value_head:
         wanted = tuple(tensor for tensor in wanted if tensor.kind != "value_head")

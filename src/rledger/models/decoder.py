@@ -34,11 +34,7 @@ class Attend(Protocol):
 
 
 class Linear(nn.Module):
-    """x @ weight.T + bias; every weight matmul of the decoder goes through one of these.
-
-    `packed` holds a oneDNN-blocked copy of the weight for inference, None while the weight itself
-    is used. Whoever changes the weight packs again.
-    """
+    """x @ weight.T + bias. Unlike nn.Linear it draws no weights that are then overwritten."""
 
     def __init__(
         self, columns: int, rows: int, *, bias: bool, dtype: torch.dtype, device: torch.device | str
@@ -46,22 +42,10 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(rows, columns, dtype=dtype, device=device))
         self.bias = nn.Parameter(torch.empty(rows, dtype=dtype, device=device)) if bias else None
-        self.packed: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """[.., rows] of x [.., columns]."""
-        if self.packed is not None:
-            # torch.ops are untyped
-            return cast(
-                Tensor,
-                torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], ""),
-            )
         return F.linear(x, self.weight, self.bias)
-
-    def pack(self, rows_hint: int) -> None:
-        """Lay the weight out for oneDNN, for inputs of `rows_hint` rows. CPU only, no gradient."""
-        with torch.no_grad():
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), rows_hint)
 
 
 class RMSNorm(nn.Module):
@@ -222,21 +206,6 @@ class Decoder(nn.Module):
                 "this decoder was built without a value head; load it with value_head=True."
             )
         return cast(Tensor, self.value_head(hidden)).squeeze(-1).float()
-
-    def prepack_for_inference(self, rows_hint: int) -> None:
-        """Pack every matmul weight for oneDNN (CPU); call again after the weights changed.
-
-        Costs a second copy of the weights in memory. Gradients do not flow through packed weights.
-        """
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.pack(rows_hint)
-
-    def drop_packed(self) -> None:
-        """Free the packed copies; the weights themselves are used again."""
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.packed = None
 
     def _language_head(self) -> Linear:
         if self.head is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rledger.errors import ModelError
-from rledger.models.checkpoint import atomic_folder, write_json
+from rledger.models.checkpoint import COMPANION_FILES, INDEX_NAME, atomic_folder, write_json
 from rledger.models.gguf_import import convert_gguf
 from rledger.modelspec import load_spec, read_json
 
@@ -99,15 +100,23 @@ def _from_hub(known: KnownModel, folder: Path) -> dict[str, Any]:
     from huggingface_hub import HfApi, snapshot_download
 
     log.info("downloading %s from the Hugging Face hub", known.repository)
-    commit = HfApi().model_info(known.repository, timeout=PROBE_TIMEOUT_S).sha
-    snapshot_download(
-        known.repository,
-        revision=commit,
-        local_dir=folder,
-        allow_patterns=["*.json", "*.safetensors", "merges.txt", "chat_template.jinja", "LICENSE*"],
-        etag_timeout=PROBE_TIMEOUT_S,
-    )
-    return {"source": "huggingface-hub", "commit": commit, "weights": "original"}
+    weights = ["config.json", "model*.safetensors", INDEX_NAME]
+    try:
+        commit = HfApi().model_info(known.repository, timeout=PROBE_TIMEOUT_S).sha
+        snapshot_download(
+            known.repository,
+            revision=commit,
+            local_dir=folder,
+            allow_patterns=[*weights, *COMPANION_FILES],
+            etag_timeout=PROBE_TIMEOUT_S,
+        )
+    except OSError as error:  # the base of everything that huggingface_hub raises for the network
+        raise ModelError(
+            f"{known.repository}: the download from the Hugging Face hub broke off ({error}). Try again."
+        ) from error
+    # what huggingface_hub keeps to resume a download is of no use in a finished folder
+    shutil.rmtree(folder / ".cache", ignore_errors=True)
+    return {"source": "huggingface-hub", "commit": commit, "weights": "the original's"}
 
 
 def _from_package(known: KnownModel, folder: Path) -> dict[str, Any]:
