@@ -27,7 +27,7 @@ from rledger.types import Failure, Score
 
 NAN = math.nan
 SAMPLES = st.lists(st.sampled_from([0.0, 0.25, 1.0, NAN]), min_size=1, max_size=7)
-FAILED = Failure(reason="reward_raised", message="")
+FAILED: Failure = Failure(reason="reward_raised", message="")
 
 
 def subsets(row: list[float], n: int) -> list[tuple[float, ...]]:
@@ -124,7 +124,12 @@ def test_intervals_equal_a_loop_over_resampled_prompts() -> None:
 
 
 def test_greedy_evaluation_has_the_name_that_people_know() -> None:
-    outcomes = [[Score(value=1.0)], [Score(value=0.0)], [FAILED], [Score(value=1.0)]]
+    outcomes: list[list[Score | Failure]] = [
+        [Score(value=1.0)],
+        [Score(value=0.0)],
+        [FAILED],
+        [Score(value=1.0)],
+    ]
     metrics = evaluation_metrics("sums", outcomes)
     assert metrics["val-core/sums/acc/mean@1"] == pytest.approx(2 / 3)
     assert metrics["val-aux/sums/num_failed"] == 1 and metrics["val-aux/sums/num_prompts"] == 4
