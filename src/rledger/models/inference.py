@@ -53,12 +53,12 @@ class _Matrix:
     def dense(self) -> Tensor:
         """The matrix as it was given, bit for bit."""
         if self.packed:
-            return cast(Tensor, self.weight.to_dense()).view(self.shape)
+            return cast(Tensor, self.weight.to_dense().view(self.shape))
         return self.weight
 
 
 def _can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if device.type != "cpu" or not torch._C._has_mkldnn:
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
