@@ -141,8 +141,10 @@ RELATIVE = [config for config in CONFIGS if config.group_relative]
 
 @pytest.mark.parametrize("config", RELATIVE, ids=lambda c: c.type)
 @pytest.mark.parametrize("rewards", [[0.1] * 3, [0.7] * 7, [1.0], [-3.3]])
-def test_equal_rewards_and_single_members_get_exactly_0(config, rewards):
-    outputs = compute(config, advantage_inputs(one_group(rewards), torch.float32))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_rewards_and_single_members_get_exactly_0(config, rewards, dtype):
+    assert sum([0.1] * 3) / 3 != 0.1  # the mean of equal numbers need not be equal to them
+    outputs = compute(config, advantage_inputs(one_group(rewards), dtype))
     assert outputs.advantages.count_nonzero() == 0
 
 

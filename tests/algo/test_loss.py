@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from ragged import batches, flat, loss_inputs, row_advantages, with_leaves
 
 from rledger.algo.aggregate import Normaliser, aggregate
+from rledger.algo.divergence import binary_kl
 from rledger.algo.loss import LOSSES, compute
 from rledger.config.policy_loss import (
     CispoLoss,
@@ -199,7 +201,7 @@ def test_permuting_rows_permutes_losses(config, rows, seed):
 def test_at_ratio_1_the_gradient_is_the_policy_gradient(config):
     """The first update of a step: whatever the loss, -A on each token (KL-cov's penalty is flat there)."""
     mask = torch.tensor([True, True, False, True])
-    logprobs = torch.tensor([-0.5, -1.0, -2.0, -0.25]).double().requires_grad_()
+    logprobs = torch.tensor([-0.5, -1.0, -2.0, 0.0]).double().requires_grad_()  # certain at last
     advantages = torch.tensor([2.0, 2.0, 0.0, -1.0]).double()
     config = config.model_copy(update={"cov_low": 50.0, "cov_high": 51.0})
     inputs = replace(
@@ -230,6 +232,18 @@ def test_importance_weights_multiply_the_token_losses_of_every_loss(config):
     torch.testing.assert_close(weighted, expected.double())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_binary_kl_of_a_token_that_was_or_became_certain_is_finite(dtype):
+    old = torch.tensor([0.0, 0.0, -0.5, -1e-3], dtype=dtype)
+    new = torch.tensor([0.0, -1e-3, -1e-6, -0.5], dtype=dtype)
+    far = binary_kl(old, new).tolist()
+    assert far[:2] == pytest.approx([0.0, 1e-3], abs=1e-6)  # p_old = 1: KL is -logprob
+    expected = [
+        naive.bernoulli_kl(math.exp(a), math.exp(b)) for a, b in [(-0.5, -1e-6), (-1e-3, -0.5)]
+    ]
+    assert far[2:] == pytest.approx(expected, rel=1e-4)
+
+
 # Random selection
 
 
@@ -238,7 +252,7 @@ def cov_batch(n=400, seed=0):
     old = -torch.rand(n, generator=generator, dtype=torch.float64) * 3 - 0.01
     return replace(
         loss_inputs([]),
-        logprobs=old + 0.05 * torch.randn(n, generator=generator, dtype=torch.float64),
+        logprobs=old + 0.3 * torch.randn(n, generator=generator, dtype=torch.float64),
         old_logprobs=old,
         advantages=torch.randn(n, generator=generator, dtype=torch.float64),
         loss_mask=torch.rand(n, generator=generator) < 0.8,

@@ -17,8 +17,8 @@ LOG_RATIO_BOUND = 20.0  # keeps exp() finite in float32, far above any ratio of 
 
 
 def log_ratio(inputs: LossInputs) -> Tensor:
-    """[T] logprobs - old_logprobs, 0 outside the loss mask."""
-    return masked(inputs.logprobs - inputs.old_logprobs, inputs.loss_mask)
+    """[T] logprobs - old_logprobs; 0 outside the loss mask, where a loss is given zeros for both."""
+    return inputs.logprobs - inputs.old_logprobs
 
 
 def clamped_log_ratio(inputs: LossInputs) -> Tensor:
