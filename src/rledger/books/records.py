@@ -246,7 +246,8 @@ class BooksCost(_Record, frozen=True, tag="books_cost", kw_only=True):
 
 
 DataEvent = (
-    StageSkipped
+    BoundsMeasured
+    | StageSkipped
     | GroupAdmitted
     | TrajectoryEnded
     | GroupEnded

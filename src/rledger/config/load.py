@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -19,7 +19,9 @@ from rledger.config.recipe import Recipe
 from rledger.config.resolve import check_recipe
 from rledger.errors import ConfigError
 
-__all__ = ["LoadedRecipe", "find_section", "load_recipe", "parse_override"]
+__all__ = ["LoadedRecipe", "find_section", "load_recipe", "load_schema", "parse_override"]
+
+Schema = TypeVar("Schema", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,22 +34,28 @@ class LoadedRecipe:
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> LoadedRecipe:
     """Read `path`, apply `key.subkey=value` overrides, check all of it. Raises ConfigError."""
-    path = Path(path)
-    data = _read_toml(path)
+    recipe, sources = load_schema(Recipe, path, overrides)
+    problems = check_recipe(recipe)
+    if problems:
+        raise ConfigError(_listing(path, problems))
+    return LoadedRecipe(recipe=recipe, sources=sources)
+
+
+def load_schema(
+    schema: type[Schema], path: Path | str, overrides: Sequence[str] = ()
+) -> tuple[Schema, dict[str, str]]:
+    """A TOML file under any root section, and the source of each key that was given."""
+    data = _read_toml(Path(path))
     sources = {key: str(path) for key in _leaves(data)}
     for override in overrides:
         key, value = parse_override(override)
         _assign(data, key, value)
         sources.update({leaf: "command line" for leaf in _leaves(_nest(key, value))})
     try:
-        recipe = Recipe.model_validate(data)
+        return schema.model_validate(data), sources
     except ValidationError as error:
-        problems = [_describe(detail, sources) for detail in error.errors()]
+        problems = [_describe(detail, sources, schema) for detail in error.errors()]
         raise ConfigError(_listing(path, problems)) from None
-    problems = check_recipe(recipe)
-    if problems:
-        raise ConfigError(_listing(path, problems))
-    return LoadedRecipe(recipe=recipe, sources=sources)
 
 
 def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
@@ -132,15 +140,15 @@ def _assign(data: dict[str, Any], key: Sequence[str], value: Any) -> None:
     node[key[-1]] = value
 
 
-def _describe(detail: Any, sources: dict[str, str]) -> str:
+def _describe(detail: Any, sources: dict[str, str], schema: type[BaseModel]) -> str:
     """One line for one pydantic error: key, what is wrong, where it was set, what it could be."""
     location = tuple(str(part) for part in detail["loc"])
     # A tagged union puts the tag into the location; it is no part of the key that a person writes.
-    key = ".".join(part for part in location if not _is_tag(part, location))
+    key = ".".join(part for part in location if not _is_tag(part, location, schema))
     source = sources.get(key)
     where = f" (from {source})" if source else ""
     if detail["type"] == "extra_forbidden":
-        return f"{key}: unknown key{where}{_suggestion(key)}"
+        return f"{key}: unknown key{where}{_suggestion(key, schema)}"
     if detail["type"] == "missing":
         return f"{key}: missing; add it to the recipe or pass {key}=..."
     message = detail["msg"].removeprefix("Value error, ")
@@ -149,9 +157,9 @@ def _describe(detail: Any, sources: dict[str, str]) -> str:
     return f"{key}: {message}{shown}{where}"
 
 
-def _is_tag(part: str, location: tuple[str, ...]) -> bool:
+def _is_tag(part: str, location: tuple[str, ...], schema: type[BaseModel]) -> bool:
     index = location.index(part)
-    parents = find_section(Recipe, location[:index])
+    parents = find_section(schema, location[:index])
     return (
         not part.isdigit()
         and bool(parents)
@@ -160,9 +168,9 @@ def _is_tag(part: str, location: tuple[str, ...]) -> bool:
     )
 
 
-def _suggestion(key: str) -> str:
+def _suggestion(key: str, schema: type[BaseModel]) -> str:
     *parents, last = key.split(".")
-    names = [name for section in find_section(Recipe, parents) for name in section.model_fields]
+    names = [name for section in find_section(schema, parents) for name in section.model_fields]
     near = difflib.get_close_matches(last, names, n=1)
     if near:
         return f"; did you mean {'.'.join([*parents, near[0]])}?"
@@ -170,6 +178,6 @@ def _suggestion(key: str) -> str:
     return f"; known here: {known}" if known else ""
 
 
-def _listing(path: Path, problems: Sequence[str]) -> str:
+def _listing(path: Path | str, problems: Sequence[str]) -> str:
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     return "\n".join([f"{path}: {count}", *(f"  {problem}" for problem in problems)])

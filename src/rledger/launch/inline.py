@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from rledger.books import Books, Lane
+from rledger.books import Books, BoundsMeasured, Lane
 from rledger.books.metrics import MetricsWriter
 from rledger.books.names import METRICS
 from rledger.config.load import LoadedRecipe
 from rledger.config.recipe import Recipe
+from rledger.cost import mfu_flops
 from rledger.generator import build_generator
+from rledger.launch.bounds import measure_bounds
 from rledger.loop.checkpoint import CheckpointStore
 from rledger.loop.context import LoopContext, Roles
 from rledger.loop.controller import Controller, RunOutcome
@@ -21,7 +23,8 @@ from rledger.loop.recorder import Observer, StepRecorder, TrajectoryLog
 from rledger.loop.run_folder import RunFolder
 from rledger.loop.savepoint import Savepoints
 from rledger.loop.shutdown import StopSignal, stop_on_signals
-from rledger.models.placement import choose_placement
+from rledger.models.placement import Placement, choose_placement
+from rledger.modelspec import load_spec
 from rledger.report.live import LiveView
 from rledger.report.sinks import build_sinks
 from rledger.tasks.build import build_tasks
@@ -50,9 +53,13 @@ def train(loaded: LoadedRecipe) -> RunOutcome:
             metrics = MetricsWriter(path, METRICS, sinks)
             stack.callback(metrics.close)
             roles = build_roles(recipe, plan, lane)
+            bounds = measure_bounds(_placement(recipe))
+            books.book(bounds)
         stop = StopSignal()
         with stop_on_signals(stop, view.announce):
-            outcome = _drive(recipe, plan, roles, books, lane, metrics, store, path, stop, [view])
+            outcome = _drive(
+                recipe, plan, roles, books, lane, metrics, store, path, stop, [view], bounds
+            )
         if outcome.finished and plan.export_hf and not folder.model.exists():
             with lane.span("export_model", state="io"):
                 roles.trainer.export_hf(folder.model)
@@ -86,6 +93,10 @@ def build_roles(recipe: Recipe, plan: RunPlan, lane: Lane) -> Roles:
     )
 
 
+def _placement(recipe: Recipe) -> Placement:
+    return choose_placement(recipe.model.device, recipe.model.dtype, recipe.run.threads_per_role)
+
+
 def _drive(
     recipe: Recipe,
     plan: RunPlan,
@@ -97,6 +108,7 @@ def _drive(
     path: Path,
     stop: StopSignal,
     observers: Sequence[Observer],
+    bounds: BoundsMeasured,
 ) -> RunOutcome:
     context = LoopContext(
         plan=plan,
@@ -106,6 +118,7 @@ def _drive(
         clock=RealClock(),
         stop_token_ids=roles.tasks.stop_token_ids,
     )
+    spec = load_spec(recipe.model.path)
     recorder = StepRecorder(
         books,
         lane,
@@ -113,6 +126,8 @@ def _drive(
         trajectories=TrajectoryLog(path),
         observers=observers,
         max_prompt_tokens=recipe.tasks.max_prompt_tokens,
+        update_flops=lambda batch: float(mfu_flops(spec, batch.lengths.tolist())),
+        peak_flops_per_s=bounds.flops_per_s,
     )
     controller = Controller(context, recorder=recorder, savepoints=Savepoints(store), stop=stop)
 

@@ -67,14 +67,21 @@ class CheckpointStore:
         self._remove_old()
         return num_bytes
 
-    def latest(self) -> Checkpoint | None:
-        """The newest checkpoint, verified against its manifest; None when there is none.
+    def latest(self, step: int | None = None) -> Checkpoint | None:
+        """The newest checkpoint (or that of `step`), verified; None when there is none at all.
 
-        Raises CheckpointError when the newest one does not match its manifest.
+        Raises CheckpointError when it does not match its manifest, or `step` has none.
         """
         found = self._all()
         if not found:
             return None
+        if step is not None:
+            steps = [c.step for c in found]
+            if step not in steps:
+                raise CheckpointError(
+                    f"{self.folder} has no checkpoint of step {step}, but of {steps}"
+                )
+            found = [found[steps.index(step)]]
         _verify(found[-1].folder)
         return found[-1]
 

@@ -63,9 +63,10 @@ class Controller:
         """Resume or begin, then step until done. Raises whatever a stage raises, after booking it."""
         context, plan = self._context, self._context.plan
         counters = context.counters
-        if self._savepoints.restore(context):
-            version = context.roles.trainer.policy_version
-            context.books.book(Resumed(step=counters.step, policy_version=version))
+        self._savepoints.restore(context)
+        # Booked in the first attempt too: what an earlier one did after its last checkpoint is void.
+        version = context.roles.trainer.policy_version
+        context.books.book(Resumed(step=counters.step, policy_version=version))
         await self._begin()
         while counters.step < plan.num_steps and not self._stop.requested:
             before = replace(counters)

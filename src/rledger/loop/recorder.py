@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
@@ -71,11 +71,16 @@ class StepRecorder:
         trajectories: TrajectoryLog | None = None,
         observers: Sequence[Observer] = (),
         max_prompt_tokens: int = 0,
+        update_flops: Callable[[Batch], float] | None = None,
+        peak_flops_per_s: float | None = None,
     ) -> None:
+        """`update_flops` and `peak_flops_per_s` together give `perf/mfu/actor`."""
         self._meter = StepMeter(books, lane)
         self._metrics = metrics
         self._trajectories = trajectories
         self._observers = observers
+        self._update_flops = update_flops
+        self._peak_flops_per_s = peak_flops_per_s
         self.max_prompt_tokens = max_prompt_tokens
 
     def record_start(self, context: LoopContext, tested: Mapping[str, float]) -> None:
@@ -101,7 +106,10 @@ class StepRecorder:
             trained_tokens=after.trained_tokens - before.trained_tokens,
             useful_tokens=after.useful_tokens - before.useful_tokens,
         )
-        row = self._meter.read(tokens) | dict(metrics)
+        flops = None if self._update_flops is None else self._update_flops(batch)
+        row = self._meter.read(
+            tokens, update_flops=flops, peak_flops_per_s=self._peak_flops_per_s
+        ) | dict(metrics)
         row["training/global_step"] = after.step
         row["data/num_groups_admitted"] = after.num_groups - before.num_groups
         row["data/num_groups_trained"] = batch.num_groups

@@ -1,0 +1,66 @@
+"""A warm-up recipe: supervised training that makes a small starting policy out of nothing."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rledger.config.base import Section
+from rledger.config.tasks import TasksConfig
+from rledger.config.trainer import TrainerConfig
+
+__all__ = ["ShapeConfig", "WarmupConfig", "WarmupRecipe"]
+
+
+class ShapeConfig(Section):
+    """The model to make; its vocabulary is the characters of the tasks."""
+
+    family: Literal["llama", "qwen2", "qwen3"] = "llama"
+    """Family of the Hugging Face folder that is written."""
+    width: int = Field(ge=8)
+    """Size of the hidden state."""
+    num_layers: int = Field(ge=1)
+    """Decoder layers."""
+    num_heads: int = Field(ge=1)
+    """Query heads; head size is width / num_heads."""
+    num_kv_heads: int = Field(ge=1)
+    """Key and value heads; divides num_heads."""
+    ffn_width: int = Field(ge=8)
+    """Width of the feed-forward part."""
+    max_positions: int = Field(default=256, ge=8)
+    """Longest sequence."""
+
+
+class WarmupConfig(Section):
+    """How long to train, and when to stop."""
+
+    output: str
+    """Folder to write; must not exist."""
+    seed: int = Field(default=1, ge=0, lt=2**31)
+    """Seed of the weights and of the data order."""
+    num_updates: int = Field(ge=1)
+    """Optimizer steps at most."""
+    rows_per_update: int = Field(default=64, ge=1)
+    """Prompts with their answers in one update."""
+    eval_every_updates: int = Field(default=50, ge=1)
+    """Updates between two measurements of greedy accuracy on the held-out prompts."""
+    stop_at_accuracy: float = Field(default=1.0, gt=0, le=1)
+    """Stop at the first measurement that reaches this greedy accuracy."""
+    max_new_tokens: int = Field(ge=1)
+    """Tokens after which a completion is cut in the measurements."""
+    threads: int | None = Field(default=None, ge=1)
+    """Threads; unset takes the cores this process may use."""
+
+
+class WarmupRecipe(Section):
+    """All that decides a warm-up."""
+
+    warmup: WarmupConfig
+    """Length and output."""
+    shape: ShapeConfig
+    """The model to make."""
+    tasks: TasksConfig
+    """Prompts with answers; rewards measure the accuracy."""
+    trainer: TrainerConfig = TrainerConfig(learning_rate=1e-3)
+    """The optimizer."""
