@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rledger.algo.groups import place_rewards
@@ -35,6 +35,7 @@ def unpack(segments):
     return values, mask, ids, kept
 
 
+@settings(deadline=None)
 @given(SEGMENTS)
 def test_reductions_equal_loops(segments):
     values, mask, ids, kept = unpack(segments)
@@ -53,6 +54,7 @@ def test_reductions_equal_loops(segments):
     close(segment_min(values, ids, n, mask), [min(s, default=math.inf) for s in kept])
 
 
+@settings(deadline=None)
 @given(SEGMENTS, st.sampled_from([0.0, 0.5, 0.95, 1.0]))
 def test_scan_and_shift_equal_loops(segments, discount):
     values, _, ids, _ = unpack(segments)

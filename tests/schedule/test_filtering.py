@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rledger.config.algorithm import AlgorithmConfig, OverlongShaping
@@ -29,6 +29,7 @@ FAILED = Failure(reason="reward_timeout", message="")
 SAMPLING = AlgorithmConfig.model_validate({"dynamic_sampling": {"enabled": True}})
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from([0.0, 0.1, 1.0]), max_size=6))
 def test_a_group_has_signal_when_two_members_differ(values):
     assert has_signal(values) == (len(set(values)) > 1)
