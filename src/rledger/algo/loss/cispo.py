@@ -12,9 +12,10 @@ __all__ = ["loss"]
 def loss(config: CispoLoss, inputs: LossInputs) -> LossOutputs:
     """-A w logprob with the constant w = clip(r, 1 - low, 1 + high); every token keeps a gradient.
 
-    The paper sets no lower bound and does not print its upper one; the schema's default is a ratio
-    of at most 5 (https://arxiv.org/abs/2510.13786), where verl reuses PPO's 0.2 both ways. The
-    log-ratio lies within +-20. `pg_clipfrac` is the share of tokens whose weight is clipped.
+    The schema's default sets no lower bound, like the paper, and holds the ratio below 5, a loose
+    bound in the manner of ScaleRL (https://arxiv.org/abs/2510.13786); verl reuses PPO's 0.2 both
+    ways. The log-ratio lies within +-20. `pg_clipfrac` is the share of tokens whose weight is
+    clipped.
     """
     ratio = clamped_log_ratio(inputs).detach().exp()
     weight = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)

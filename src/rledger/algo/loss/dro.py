@@ -12,9 +12,9 @@ __all__ = ["loss"]
 def loss(config: DroLoss, inputs: LossInputs) -> LossOutputs:
     """-(A logprob - beta (log r)^2 / 2), token by token; nothing is clipped.
 
-    The paper regresses whole sequences on a learned value; this is the policy's half of it with
-    given advantages, applied to tokens, as in the Kimi k1.5 report
-    (https://arxiv.org/abs/2501.12599) and verl.
+    The paper regresses whole sequences on a learned value, the Kimi k1.5 report
+    (https://arxiv.org/abs/2501.12599) on the group's mean reward; this is the policy's gradient of
+    it with given advantages, token by token as in verl.
     """
     penalty = 0.5 * config.beta * log_ratio(inputs).square()
     return LossOutputs(
