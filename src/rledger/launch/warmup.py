@@ -27,7 +27,7 @@ from rledger.errors import DataError, RunFolderError
 from rledger.generator import build_generator
 from rledger.interfaces import Generator, Tasks
 from rledger.loop.batching import build_batch
-from rledger.models.char_tokenizer import write_char_tokenizer
+from rledger.models.char_tokenizer import char_vocabulary, write_char_tokenizer
 from rledger.models.checkpoint import save_decoder
 from rledger.models.init import random_decoder
 from rledger.models.placement import Placement, choose_placement
@@ -75,12 +75,12 @@ def _write_untrained(config: WarmupRecipe, folder: Path) -> None:
         dataset = build_dataset(section)
         rows = [dataset.train_row(index) for index in range(_NUM_ALPHABET_ROWS)]
         texts += [row.question + str(row.payload["answer"]) for row in rows if row is not None]
-    vocab_size = write_char_tokenizer(folder, texts)
+    vocabulary = char_vocabulary(texts)
     shape = config.shape
     spec = spec_from_config(
         {
             "model_type": shape.family,
-            "vocab_size": vocab_size,
+            "vocab_size": len(vocabulary),
             "hidden_size": shape.width,
             "num_hidden_layers": shape.num_layers,
             "num_attention_heads": shape.num_heads,
@@ -92,11 +92,8 @@ def _write_untrained(config: WarmupRecipe, folder: Path) -> None:
             "eos_token_id": 0,
         }
     )
-    tokenizer = folder.with_name(f"{folder.name}-tokenizer")
-    shutil.rmtree(tokenizer, ignore_errors=True)
-    folder.rename(tokenizer)
-    save_decoder(random_decoder(spec, config.warmup.seed), folder, source_folder=tokenizer)
-    shutil.rmtree(tokenizer)
+    save_decoder(random_decoder(spec, config.warmup.seed), folder)
+    write_char_tokenizer(folder, vocabulary)
 
 
 async def _train(

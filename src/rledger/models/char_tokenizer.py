@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-__all__ = ["write_char_tokenizer"]
+__all__ = ["char_vocabulary", "write_char_tokenizer"]
 
 END_TOKEN = "<end>"
 UNKNOWN_TOKEN = "<unknown>"
 
 
-def write_char_tokenizer(folder: Path, texts: Iterable[str]) -> int:
-    """Write `tokenizer.json` and `tokenizer_config.json` for the characters of `texts`.
+def char_vocabulary(texts: Iterable[str]) -> list[str]:
+    """The end token (id 0), the unknown one (id 1), then the characters of `texts` in code-point order."""
+    return [END_TOKEN, UNKNOWN_TOKEN, *sorted(set().union(*(set(text) for text in texts)))]
 
-    The end token has id 0, the unknown one id 1, characters follow in code-point order. Returns the
-    size of the vocabulary.
-    """
-    characters = sorted(set().union(*(set(text) for text in texts)))
-    vocabulary = {token: i for i, token in enumerate([END_TOKEN, UNKNOWN_TOKEN, *characters])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN_TOKEN))
+
+def write_char_tokenizer(folder: Path, vocabulary: Sequence[str]) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json` of a `char_vocabulary` into a model folder."""
+    ids = {token: i for i, token in enumerate(vocabulary)}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN_TOKEN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([END_TOKEN, UNKNOWN_TOKEN])
-    folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -35,4 +34,3 @@ def write_char_tokenizer(folder: Path, texts: Iterable[str]) -> int:
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
-    return len(vocabulary)
