@@ -28,4 +28,4 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     from rledger.launch.inline import train
 
-    return 0 if train(loaded) else 130
+    return 0 if train(loaded).finished else 130
