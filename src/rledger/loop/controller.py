@@ -27,7 +27,7 @@ from rledger.loop.fates import book_trained
 from rledger.loop.measure import batch_metrics, check_age
 from rledger.loop.recorder import StepRecorder
 from rledger.loop.rollout import Take, collect_take
-from rledger.loop.savepoint import Savepoints
+from rledger.loop.savepoint import RunState
 from rledger.loop.shutdown import StopSignal
 from rledger.schedule.packing import split_updates
 from rledger.types import Batch
@@ -51,7 +51,7 @@ class Controller:
         context: LoopContext,
         *,
         recorder: StepRecorder,
-        savepoints: Savepoints,
+        savepoints: RunState,
         stop: StopSignal,
     ) -> None:
         self._context = context

@@ -11,15 +11,23 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rledger.errors import CheckpointError
 from rledger.loop.checkpoint import CheckpointStore
 from rledger.loop.context import LoopContext
 
-__all__ = ["Savepoints"]
+__all__ = ["RunState", "Savepoints"]
 
 _FORMAT = 1
+
+
+class RunState(Protocol):
+    """Keeps and gives back the state of a run; `Savepoints` on disk, nothing in a simulation."""
+
+    def save(self, context: LoopContext) -> int: ...
+
+    def restore(self, context: LoopContext) -> bool: ...
 
 
 class Savepoints:

@@ -19,7 +19,7 @@ from rledger.interfaces import Clock
 from rledger.schedule.packing import plan_micro_batches
 from rledger.types import Batch, OptimStats, UpdateStats
 
-__all__ = ["FakePace", "FakeTrainer"]
+__all__ = ["FakeAdvantages", "FakePace", "FakeTrainer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,3 +170,21 @@ class FakeTrainer:
         batch: Batch, column: np.ndarray[Any, np.dtype[np.float32]]
     ) -> np.ndarray[Any, np.dtype[np.float32]]:
         return np.where(batch.loss_mask, column, 0.0).astype(np.float32)
+
+
+class FakeAdvantages:
+    """The AdvantageEstimator role without torch: reward minus the mean of the group, on every token."""
+
+    def __call__(self, batch: Batch) -> tuple[Batch, Mapping[str, float]]:
+        members = np.bincount(batch.groups)
+        means = np.bincount(batch.groups, weights=batch.rewards) / members
+        centred = (batch.rewards - means[batch.groups]).astype(np.float32)
+        advantages = np.where(batch.loss_mask, np.repeat(centred, batch.lengths), 0.0)
+        metrics = {"critic/score/mean": float(batch.rewards.mean())}
+        return replace(batch, advantages=advantages.astype(np.float32)), metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        return None
