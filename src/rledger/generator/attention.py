@@ -96,7 +96,7 @@ class PaddedAttention:
         """[n * L, N * H] of q [n * L, N, H]."""
         heads, size = self._cache.num_kv_heads, self._cache.head_size
         n, length = part.num_segments, part.length
-        cached = torch.index_select(self._cache.layers[layer], 1, part.blocks)
+        cached = self._cache.gather(layer, part.blocks)
         keys, values = cached.view(2, heads * n, -1, size).unbind(0)
         q = q.view(n, length, heads, -1, size).permute(2, 0, 3, 1, 4)
         scores = torch.bmm(q.reshape(heads * n, -1, size), keys.transpose(1, 2))
@@ -167,7 +167,7 @@ class TiledAttention:
         total = torch.zeros_like(highest)
         mixed = torch.zeros(heads, rows, q.shape[1], size, dtype=torch.float32, device=q.device)
         for blocks, mask in self._tiles:
-            cached = torch.index_select(self._cache.layers[layer], 1, blocks)
+            cached = self._cache.gather(layer, blocks)
             keys, values = cached.view(2, heads * rows, -1, size).unbind(0)
             scores = torch.bmm(q, keys.transpose(1, 2)).view(heads, rows, -1, keys.shape[1])
             scores = torch.add(mask, scores, alpha=self._scale)

@@ -5,6 +5,7 @@ Legend for shapes: K key/value heads, H head size, T tokens, C blocks in memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -52,6 +53,7 @@ class KVCache:
         self.layers = [
             torch.empty(shape, dtype=dtype, device=device) for _ in range(spec.num_layers)
         ]
+        self._gathered = torch.empty(0, dtype=dtype, device=device)
         self._num_cleared = 0
         self.clear_new_blocks()
 
@@ -92,3 +94,15 @@ class KVCache:
         flat = self.layers[layer].view(-1, self.head_size)
         flat.index_copy_(0, key_slots, k.reshape(-1, self.head_size))
         flat.index_copy_(0, value_slots, v.reshape(-1, self.head_size))
+
+    def gather(self, layer: int, blocks: Tensor) -> Tensor:
+        """[2K, B, BLOCK_TOKENS, H] copies of B blocks; overwritten by the next call.
+
+        One buffer for all layers: fresh memory of this size costs more in page faults than the copy.
+        """
+        source = self.layers[layer]
+        shape = (source.shape[0], len(blocks), *source.shape[2:])
+        size = math.prod(shape)
+        if self._gathered.numel() < size:
+            self._gathered = self._gathered.new_empty(size)
+        return torch.index_select(source, 1, blocks, out=self._gathered[:size].view(shape))

@@ -107,7 +107,7 @@ class InferenceDecoder:
             if name not in state:
                 return None
             # norm weights multiply in float32, as in `rowwise.rms_norm`
-            return state[name].detach().to(device, dtype).float()
+            return state[name].detach().to(device, dtype, copy=True).float()
 
         def norm(name: str) -> Tensor:
             return cast(Tensor, vector(f"{name}.weight"))
