@@ -7,6 +7,7 @@ import pytest
 import torch
 from tiny_model import (
     VOCAB_SIZE,
+    budget,
     decoder_of,
     engine_of,
     finish,
@@ -128,9 +129,10 @@ def test_fourfold_overload_stays_within_the_budget_and_nothing_fails(determinist
         for i in range(16)
     ]
     block = 2 * 3 * 16 * 16 * 4  # keys and values, layers, features, tokens, bytes
+    assert budget(decoder, 1) == block
     wanted_blocks = 16 * 4 + 8 * 2
     engine = engine_of(
-        decoder, kv_cache_bytes=wanted_blocks // 4 * block, deterministic=deterministic
+        decoder, kv_cache_bytes=budget(decoder, wanted_blocks // 4), deterministic=deterministic
     )
     for one in asked:
         engine.submit(one)
@@ -154,7 +156,7 @@ def test_preemption_changes_no_token_of_a_float32_request() -> None:
     asked = [request(i, prompt_of(i, 20), max_new_tokens=50) for i in range(6)]
     results = []
     for blocks in (200, 8):
-        engine = engine_of(decoder, kv_cache_bytes=blocks * 2 * 3 * 16 * 16 * 4)
+        engine = engine_of(decoder, kv_cache_bytes=budget(decoder, blocks))
         for one in asked:
             engine.submit(one)
         results.append(finish(engine))
@@ -164,7 +166,8 @@ def test_preemption_changes_no_token_of_a_float32_request() -> None:
 
 
 def test_a_request_that_can_never_fit_is_refused_with_the_fix() -> None:
-    engine = engine_of(decoder_of(twin()), kv_cache_bytes=6 * 2 * 3 * 16 * 16 * 4)
+    decoder = decoder_of(twin())
+    engine = engine_of(decoder, kv_cache_bytes=budget(decoder, 6))
     with pytest.raises(ConfigError, match=r"request r7: .*generator\.kv_cache_bytes"):
         engine.submit(request(7, prompt_of(0, 40), max_new_tokens=60))
     with pytest.raises(ConfigError, match="512 positions"):

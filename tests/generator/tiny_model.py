@@ -11,6 +11,7 @@ import transformers
 from rledger.books import Books
 from rledger.config.generator import GeneratorConfig
 from rledger.generator.engine import Engine
+from rledger.generator.kv_cache import block_bytes
 from rledger.models.decoder import Decoder
 from rledger.models.names import export_hf_state, load_hf_state
 from rledger.models.placement import Placement
@@ -37,6 +38,7 @@ def twin(family: str = "llama", seed: int = 0, tied: bool = True) -> Any:
         num_hidden_layers=3,
         num_attention_heads=6,
         num_key_value_heads=2,
+        head_dim=16 if family == "qwen3" else 8,
         max_position_embeddings=512,
         initializer_range=0.2,
         tie_word_embeddings=tied,
@@ -53,6 +55,11 @@ def decoder_of(model: Any, dtype: torch.dtype = torch.float32) -> Decoder:
 
 def placement(dtype: torch.dtype = torch.float32, threads: int = 1) -> Placement:
     return Placement(device=torch.device("cpu"), compute_dtype=dtype, threads=threads)
+
+
+def budget(decoder: Decoder, num_blocks: int) -> int:
+    """Bytes of a cache of so many blocks, the null block among them."""
+    return num_blocks * block_bytes(decoder.spec, decoder.dtype)
 
 
 def engine_of(

@@ -19,7 +19,7 @@ from rledger.generator.uniform import uniform
 from rledger.interfaces import Clock
 from rledger.types import Completion, FinishReason, GenerationRequest, VersionSpan
 
-__all__ = ["FakeGenerator", "GenerationPace"]
+__all__ = ["FakeGenerator", "GenerationPace", "numpy_digest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class FakeGenerator:
     async def load_weights(self, weights: Mapping[str, Any], policy_version: int) -> None:
         """Tokens from the end of the load on carry the new version. Weights are numpy arrays."""
         await self._clock.sleep(self._pace.load_weights_s)
-        self._digest = _digest(weights)
+        self._digest = numpy_digest(weights)
         self._versions.append((self._clock.now_s(), policy_version))
 
     def weights_digest(self) -> str:
@@ -166,7 +166,8 @@ class FakeGenerator:
         return tuple(spans)
 
 
-def _digest(weights: Mapping[str, Any]) -> str:
+def numpy_digest(weights: Mapping[str, Any]) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes of arrays, by name."""
     digest = hashlib.sha256()
     for name, array in sorted(weights.items()):
         array = np.asarray(array)

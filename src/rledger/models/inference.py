@@ -35,6 +35,7 @@ class _Matrix:
         self.bias = None if bias is None else bias.to(device, copy=True)
         self.shape = weight.shape
         self.packed = _can_pack(device, weight.dtype)
+        self.weight: Tensor
         if self.packed:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows_hint)
         else:
@@ -53,7 +54,7 @@ class _Matrix:
     def dense(self) -> Tensor:
         """The matrix as it was given, bit for bit."""
         if self.packed:
-            return cast(Tensor, self.weight.to_dense().view(self.shape))
+            return self.weight.to_dense().view(self.shape)
         return self.weight
 
 
@@ -186,7 +187,7 @@ class InferenceDecoder:
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """Root mean square norm over the last dimension, in float32, rounded once."""
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         scale = norm.square_().mul_(1.0 / x.shape[-1]).add_(self.spec.rms_eps).rsqrt_()
         return (x * scale).mul_(weight).to(self.dtype)
 
