@@ -28,6 +28,7 @@ from rledger.models.decoder import Decoder
 from rledger.models.init import random_decoder
 from rledger.models.placement import choose_placement
 from rledger.modelspec import ModelSpec
+from rledger.trainer.allocator import keep_freed_memory
 from rledger.trainer.trainer import DecoderTrainer, TrainerSetup
 from rledger.types import Batch
 
@@ -125,6 +126,7 @@ def report(
 def build(args: argparse.Namespace, books: Books) -> DecoderTrainer:
     placement = choose_placement(args.device, args.dtype, args.threads)
     placement.apply_threads()
+    keep_freed_memory()
     if args.model is None:
         loaded = random_decoder(smollm2_spec(), 0, device=placement.device)
     else:

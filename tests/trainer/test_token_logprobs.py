@@ -20,9 +20,16 @@ from rledger.trainer.logprobs import token_logprobs
     rows=st.integers(1, 20),
     temperature=st.sampled_from([0.5, 1.0, 1.7]),
     entropy_has_grad=st.booleans(),
+    kept_bytes=st.sampled_from([0, 2000, 1 << 28]),
 )
 def test_values_and_gradients_equal_a_log_softmax_however_it_is_cut(
-    num: int, vocab: int, max_tile: int, rows: int, temperature: float, entropy_has_grad: bool
+    num: int,
+    vocab: int,
+    max_tile: int,
+    rows: int,
+    temperature: float,
+    entropy_has_grad: bool,
+    kept_bytes: int,
 ) -> None:
     source = torch.Generator().manual_seed(num * 100 + vocab)
 
@@ -36,6 +43,7 @@ def test_values_and_gradients_equal_a_log_softmax_however_it_is_cut(
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(logprobs.MAX_TILE, "cpu", max_tile)
         patch.setitem(logprobs.TILE_ROWS, "cpu", rows)
+        patch.setattr(logprobs, "KEPT_BYTES", kept_bytes)
         mine, entropies = token_logprobs(
             hidden, weight, targets, temperature, weight_grad, entropy_has_grad=entropy_has_grad
         )

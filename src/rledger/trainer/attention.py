@@ -8,14 +8,15 @@ Torch has no kernel for ragged rows on a CPU, and its flash kernel is far slower
 than batched products: these reach the processor's matrix rate, a softmax between them is one pass.
 So queries are gathered into tiles, rows of like shape padded to the longest; keys and values of a
 row are its prompt (gathered again for each row, computed once), what stands before the tile's
-queries, and the queries' own places, causally. A tile's scores are bounded and live briefly: the
-backward pass computes them again. Padding costs time in a tile, never in a linear layer.
+queries, and the queries' own places, causally. The scores of a tile are bounded. Short rows keep
+their softmax for the backward pass, where it is a fraction of what a layer keeps anyway; long rows
+compute it again. Padding costs time in a tile, never in a linear layer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -36,6 +37,7 @@ I64 = npt.NDArray[np.int64]
 MAX_SCORES = {"cpu": 1 << 20, "cuda": 1 << 26}
 SMALL_SCORES = 1 << 16  # padding below this is cheaper than one more tile
 MAX_WASTE_FRAC = 0.25  # of a tile's scores that may be padding beyond that
+KEPT_WIDTHS = 4  # softmax weights are kept up to so many widths D a token, else made again
 BLOCK_QUERIES = 256  # of a long row: half of the last block's scores are masked, the rest is saved
 
 
@@ -78,12 +80,32 @@ class PackedAttention:
         masks: dict[tuple[int, int], Tensor] = {}
         self.tiles = [_build(tile, spec, dtype, device, masks) for tile in blocks]
         num_tokens = max(piece.start + piece.length for piece in pieces)
+        num_scores = sum(t.num_rows * t.num_queries * t.num_keys for t in self.tiles)
+        self.keeps_weights = num_scores * spec.num_heads <= KEPT_WIDTHS * spec.width * num_tokens
         self.home = torch.from_numpy(_homes(blocks, spec, num_tokens)).to(device)  # [S N]
         self._rows: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
         """[S, N, H] from q [S, N, H], k and v [S, K, H]; the layer does not matter."""
         return cast(Tensor, _Attend.apply(q, k, v, self))  # type: ignore[no-untyped-call]
+
+    def gathers(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[_Tile, _Gather]]:
+        """Each tile and what it reads of q [S, N, H], k and v [S, K, H]."""
+        (q_rows, q_stride), (k_rows, k_stride), (v_rows, v_stride) = map(_as_rows, (q, k, v))
+        of_keys = self.indices(q_stride, k_stride)
+        of_values = self.indices(q_stride, v_stride)
+        for tile, (q_index, k_index), (_, v_index) in zip(
+            self.tiles, of_keys, of_values, strict=True
+        ):
+            yield (
+                tile,
+                _Gather(
+                    tile.num_rows * k.shape[1],
+                    (q_rows, q_index),
+                    (k_rows, k_index),
+                    (v_rows, v_index),
+                ),
+            )
 
     def indices(self, query_stride: int, key_stride: int) -> list[tuple[Tensor, Tensor]]:
         """For each tile the rows of q and of k, where a token's heads lie `stride` rows apart."""
@@ -228,82 +250,84 @@ def _as_rows(x: Tensor) -> tuple[Tensor, int]:
 
 
 class _Attend(torch.autograd.Function):
-    """Keeps its inputs alone."""
+    """Keeps its inputs, and the tiles' weights where the plan says that they are few."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: PackedAttention) -> Tensor:
-        ctx.save_for_backward(q, k, v)
+        parts, kept = [], []
+        for tile, gather in plan.gathers(q, k, v):
+            weights = _weights(tile, gather.queries(), gather.keys(), plan.scale)
+            parts.append(torch.bmm(weights, gather.values()).view(-1, q.shape[-1]))
+            if plan.keeps_weights:
+                kept.append(weights)
+        ctx.save_for_backward(q, k, v, *kept)
         ctx.plan = plan
-        q_rows, q_stride = _as_rows(q)
-        k_rows, k_stride = _as_rows(k)
-        v_rows, v_stride = _as_rows(v)
-        size = q.shape[-1]
-        parts = []
-        for tile, (q_index, k_index), (_, v_index) in zip(
-            plan.tiles,
-            plan.indices(q_stride, k_stride),
-            plan.indices(q_stride, v_stride),
-            strict=True,
-        ):
-            queries = q_rows.index_select(0, q_index).view(
-                -1, len(q_index) // _products(tile, k), size
-            )
-            keys = k_rows.index_select(0, k_index).view(-1, tile.num_keys, size)
-            values = v_rows.index_select(0, v_index).view(-1, tile.num_keys, size)
-            parts.append(
-                torch.bmm(_weights(tile, queries, keys, plan.scale), values).view(-1, size)
-            )
-        out = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return out.index_select(0, plan.home).view(q.shape)
+        return _at_home(parts, plan).view(q.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        q, k, v = ctx.saved_tensors
+        q, k, v, *kept = ctx.saved_tensors
         plan: PackedAttention = ctx.plan
         size = q.shape[-1]
-        (q_rows, q_stride), (k_rows, k_stride), (v_rows, v_stride) = map(_as_rows, (q, k, v))
         grad_rows, grad_stride = _as_rows(grad)
         # Sums over all rows of a group meet in a prompt's keys: in float32 at least.
         wide = torch.promote_types(k.dtype, torch.float32)
         grad_k = torch.zeros(k.shape[0] * k.shape[1], size, dtype=wide, device=k.device)
         grad_v = torch.zeros_like(grad_k)
+        homes = plan.indices(grad_stride, k.shape[1])
         parts = []
-        for tile, (q_index, k_index), (g_index, v_index), (_, home) in zip(
-            plan.tiles,
-            plan.indices(q_stride, k_stride),
-            plan.indices(grad_stride, v_stride),
-            plan.indices(q_stride, k.shape[1]),
-            strict=True,
-        ):
-            num_queries = len(q_index) // _products(tile, k)
-            queries = q_rows.index_select(0, q_index).view(-1, num_queries, size)
-            keys = k_rows.index_select(0, k_index).view(-1, tile.num_keys, size)
-            values = v_rows.index_select(0, v_index).view(-1, tile.num_keys, size)
-            given = grad_rows.index_select(0, g_index)
+        for number, (tile, gather) in enumerate(plan.gathers(q, k, v)):
+            queries, keys = gather.queries(), gather.keys()
+            weights = kept[number] if kept else _weights(tile, queries, keys, plan.scale)
+            given_index, home = homes[number]
+            given = grad_rows.index_select(0, given_index)
             if tile.padding is not None:
                 given.index_fill_(0, tile.padding, 0.0)
-            given = given.view(-1, num_queries, size)
-            weights = _weights(tile, queries, keys, plan.scale)
-            grad_v.index_add_(
-                0, home, torch.bmm(weights.transpose(1, 2), given).view(-1, size).to(wide)
-            )
-            grad_weights = torch.bmm(given, values.transpose(1, 2))
+            given = given.view(queries.shape)
+            grad_values = torch.bmm(weights.transpose(1, 2), given)
+            grad_v.index_add_(0, home, grad_values.view(-1, size).to(wide))
+            grad_weights = torch.bmm(given, gather.values().transpose(1, 2))
             grad_scores = torch.ops.aten._softmax_backward_data(
                 grad_weights, weights, -1, weights.dtype
             ).mul_(plan.scale)
             parts.append(torch.bmm(grad_scores, keys).view(-1, size))
-            grad_k.index_add_(
-                0, home, torch.bmm(grad_scores.transpose(1, 2), queries).view(-1, size).to(wide)
-            )
-        out = parts[0] if len(parts) == 1 else torch.cat(parts)
-        grad_q = out.index_select(0, plan.home).view(q.shape)
+            grad_keys = torch.bmm(grad_scores.transpose(1, 2), queries)
+            grad_k.index_add_(0, home, grad_keys.view(-1, size).to(wide))
+        grad_q = _at_home(parts, plan).view(q.shape)
         return grad_q, grad_k.to(k.dtype).view(k.shape), grad_v.to(v.dtype).view(v.shape), None
 
 
-def _products(tile: _Tile, k: Tensor) -> int:
-    """Products of a tile's batch: one for each row and key/value head."""
-    return tile.num_rows * k.shape[1]
+@dataclass(frozen=True, slots=True)
+class _Gather:
+    """Queries, keys and values of a tile, gathered when they are asked for."""
+
+    num_products: int  # R K
+    q: tuple[Tensor, Tensor]  # rows of H, and which of them
+    k: tuple[Tensor, Tensor]
+    v: tuple[Tensor, Tensor]
+
+    def queries(self) -> Tensor:
+        """[R K, G b, H]"""
+        return self._take(self.q)
+
+    def keys(self) -> Tensor:
+        """[R K, k, H]"""
+        return self._take(self.k)
+
+    def values(self) -> Tensor:
+        """[R K, k, H]"""
+        return self._take(self.v)
+
+    def _take(self, source: tuple[Tensor, Tensor]) -> Tensor:
+        rows, index = source
+        return rows.index_select(0, index).view(self.num_products, -1, rows.shape[-1])
+
+
+def _at_home(parts: Sequence[Tensor], plan: PackedAttention) -> Tensor:
+    """[S N, H] from the tiles' rows of H end to end."""
+    rows = parts[0] if len(parts) == 1 else torch.cat(list(parts))
+    return rows.index_select(0, plan.home)
 
 
 def _weights(tile: _Tile, queries: Tensor, keys: Tensor, scale: float) -> Tensor:

@@ -14,6 +14,7 @@ from rledger.models.checkpoint import load_decoder
 from rledger.models.decoder import Decoder
 from rledger.models.placement import Placement
 from rledger.trainer.advantage import BatchAdvantages
+from rledger.trainer.allocator import keep_freed_memory
 from rledger.trainer.mesh import Mesh
 from rledger.trainer.trainer import DecoderTrainer, TrainerSetup
 
@@ -67,6 +68,8 @@ def _build(
     if recipe.run.deterministic and placement.device.type == "cuda":
         # on a CPU the kernels in use add in a fixed order anyway
         torch.use_deterministic_algorithms(True)
+    if placement.device.type == "cpu":
+        keep_freed_memory()
     loaded = load_decoder(
         model_folder, dtype=torch.float32, device=placement.device, value_head=value_head
     )

@@ -2,10 +2,10 @@
 
 Legend for shapes: N positions, D width, V vocabulary; n rows and v columns of a tile.
 
-Logits are made tile by tile [n, v], in the weights' dtype, and reduced in float32; the backward pass
-makes them again. At any time there are three tiles of at most `MAX_TILE` logits (20 MB on a CPU),
-whatever N and V. The gradient of the weight is added straight to its accumulator: in float32, and
-without a second matrix of V rows.
+Logits are made tile by tile [n, v], in the weights' dtype, and reduced in float32. Tiles are kept for
+the backward pass up to `KEPT_BYTES`, the others are made again. So at most `KEPT_BYTES` and three
+tiles of `MAX_TILE` logits (20 MB on a CPU) stand at any time, whatever N and V. The gradient of the
+weight is added straight to its accumulator: in float32, and without a second matrix of V rows.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ __all__ = ["token_logprobs"]
 # Logits of a tile. On a CPU it stays in the third-level cache; larger ones keep a GPU busy.
 MAX_TILE = {"cpu": 1 << 21, "cuda": 1 << 27}
 TILE_ROWS = {"cpu": 1024, "cuda": 8192}
+KEPT_BYTES = 1 << 28  # a quarter of the products of the backward pass for these tiles
 
 
 def token_logprobs(
@@ -56,6 +57,8 @@ class _Tiles:
         self.wide = torch.promote_types(hidden.dtype, torch.float32)
         size = self.rows * self.columns
         self._narrow = hidden.new_empty(size)
+        self.kept: dict[tuple[int, int], Tensor] = {}  # by first row and first column
+        self.spare_bytes = 0  # that may still be kept
         self._scaled = hidden.new_empty(size, dtype=self.wide)
         self._scratch = hidden.new_empty(size, dtype=self.wide)
 
@@ -71,16 +74,19 @@ class _Tiles:
         """[n, v] float32 whose content does not matter."""
         return self._cut(self._scratch, rows, columns)
 
-    def narrow(self, rows: slice, columns: slice) -> Tensor:
-        """[n, v] in the weights' dtype; holds the last tile's logits before the temperature."""
-        return self._cut(self._narrow, rows, columns)
-
-    def logits(self, rows: slice, columns: slice) -> Tensor:
-        """[n, v] float32, over the temperature."""
-        narrow = self.narrow(rows, columns)
-        torch.mm(self.hidden[rows], self.weight[columns].t(), out=narrow)
+    def logits(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
+        """[n, v] float32 over the temperature; and the memory, in the weights' dtype, that holds
+        them before it and is free to be written to, unless they are being kept."""
+        key = (rows.start, columns.start)
+        narrow = self.kept.pop(key, None)
+        if narrow is None:
+            narrow = self._cut(self._narrow, rows, columns)
+            if self.spare_bytes >= narrow.nbytes:
+                self.spare_bytes -= narrow.nbytes
+                narrow = self.kept[key] = torch.empty_like(narrow)
+            torch.mm(self.hidden[rows], self.weight[columns].t(), out=narrow)
         scaled = self._cut(self._scaled, rows, columns)
-        return torch.mul(narrow, self.inverse_temperature, out=scaled)
+        return torch.mul(narrow, self.inverse_temperature, out=scaled), narrow
 
     @staticmethod
     def _cut(memory: Tensor, rows: slice, columns: slice) -> Tensor:
@@ -100,6 +106,7 @@ class _TokenLogprobs(torch.autograd.Function):
         entropy_has_grad: bool,
     ) -> tuple[Tensor, Tensor]:
         tiles = _Tiles(hidden, weight, temperature)
+        tiles.spare_bytes = KEPT_BYTES if ctx.needs_input_grad[0] else 0
         num = len(hidden)
         normalisers = hidden.new_empty(num, dtype=tiles.wide)
         expected = torch.empty_like(normalisers)  # of the logit, under the softmax
@@ -109,7 +116,7 @@ class _TokenLogprobs(torch.autograd.Function):
         entropies = normalisers - expected
         ctx.save_for_backward(hidden, weight, targets, normalisers, entropies)
         ctx.temperature, ctx.weight_grad = temperature, weight_grad
-        ctx.entropy_has_grad = entropy_has_grad
+        ctx.entropy_has_grad, ctx.kept = entropy_has_grad, tiles.kept
         if not entropy_has_grad:
             ctx.mark_non_differentiable(entropies)
         return chosen - normalisers, entropies
@@ -125,6 +132,7 @@ class _TokenLogprobs(torch.autograd.Function):
         """
         hidden, weight, targets, normalisers, entropies = ctx.saved_tensors
         tiles = _Tiles(hidden, weight, ctx.temperature)
+        tiles.kept, ctx.kept = ctx.kept, {}
         slope = grad_logprobs[:, None] * tiles.inverse_temperature
         grad_entropy = grad_entropies[:, None] * tiles.inverse_temperature
         grad_hidden = weight.index_select(0, targets).to(tiles.wide).mul_(slope)
@@ -133,7 +141,7 @@ class _TokenLogprobs(torch.autograd.Function):
         for columns in tiles.column_ranges():
             weight_v = weight[columns]
             for rows in tiles.row_ranges():
-                logits = tiles.logits(rows, columns)
+                logits, free = tiles.logits(rows, columns)
                 logs = logits.sub_(normalisers[rows, None])
                 probabilities = torch.exp(logs, out=tiles.scratch(rows, columns))
                 if ctx.entropy_has_grad:
@@ -142,7 +150,7 @@ class _TokenLogprobs(torch.autograd.Function):
                     factor = logs
                 else:
                     factor = slope[rows]
-                grad = torch.mul(probabilities, factor, out=tiles.narrow(rows, columns))
+                grad = torch.mul(probabilities, factor, out=free)
                 grad_hidden[rows] -= grad @ weight_v
                 if ctx.weight_grad is not None:
                     ctx.weight_grad[columns] -= grad.t() @ hidden[rows]
@@ -160,7 +168,7 @@ def _reduce(tiles: _Tiles, rows: slice, targets: Tensor) -> tuple[Tensor, Tensor
     weighted = torch.zeros_like(largest)  # sum of exp(logit - largest) (logit - largest)
     chosen = torch.zeros_like(largest)
     for columns in tiles.column_ranges():
-        logits = tiles.logits(rows, columns)
+        logits, _ = tiles.logits(rows, columns)
         place = targets - columns.start
         inside = (place >= 0) & (place < logits.shape[1])
         picked = logits.gather(1, place.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
