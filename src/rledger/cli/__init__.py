@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -32,13 +34,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     chosen = next((word for word in arguments if not word.startswith("-")), None)
+    speaker = parser
     for verb, summary in _VERBS.items():
         child = verbs.add_parser(
             verb, help=summary, description=f"{summary[0].upper()}{summary[1:]}."
         )
         if verb == chosen:
             importlib.import_module(f"rledger.cli.{verb}").add_arguments(child)
-    parsed = parser.parse_args(arguments)
+            speaker = child
+    parsed, rest = parser.parse_known_args(arguments)
+    _take_overrides(speaker, parsed, rest)
     if parsed.version:
         from rledger import __version__
 
@@ -48,25 +53,59 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        return int(importlib.import_module(f"rledger.cli.{parsed.verb}").run(parsed))
+        status = int(importlib.import_module(f"rledger.cli.{parsed.verb}").run(parsed))
+        sys.stdout.flush()
+        return status
     except UserError as error:
-        sys.stderr.write(f"rledger {parsed.verb}: {error}\n")
-        return 2
+        return _refuse(parsed.verb, str(error))
     except ModuleNotFoundError as error:
         missing = (error.name or "").split(".")[0]
         extra = _EXTRA_OF.get(missing)
         if extra is None:
             raise
-        sys.stderr.write(
-            f"rledger {parsed.verb}: needs the package {missing}; install it with"
-            f" pip install 'rledger[{extra}]'\n"
+        return _refuse(
+            parsed.verb,
+            f"needs the package {missing}; install it with pip install 'rledger[{extra}]'",
         )
-        return 2
+    except BrokenPipeError:
+        # Whoever read the output has seen enough, as in `rledger explain | head`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        if error.errno not in _DISK_REFUSES:
+            raise
+        return _refuse(
+            parsed.verb,
+            f"{error.filename or 'a file'} cannot be written ({error.strerror}); free some space",
+        )
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; the last checkpoint stands, the same command resumes\n")
+        sys.stderr.write(f"rledger {parsed.verb}: interrupted{_AFTERWARDS.get(parsed.verb, '')}\n")
         return 130
 
 
+def _take_overrides(
+    speaker: argparse.ArgumentParser, parsed: argparse.Namespace, rest: Sequence[str]
+) -> None:
+    """`key=value` may stand behind an option too, and be written --section.key=value."""
+    wrong = [word for word in rest if not _is_override(word)]
+    if rest and (wrong or "overrides" not in parsed):
+        speaker.error(f"unrecognized arguments: {' '.join(wrong or rest)}")
+    if rest:
+        parsed.overrides = [*parsed.overrides, *rest]
+
+
+def _is_override(word: str) -> bool:
+    key, separator, _ = word.partition("=")
+    return bool(separator) and ("." in key or not key.startswith("-"))
+
+
+def _refuse(verb: str, message: str) -> int:
+    sys.stderr.write(f"rledger {verb}: {message}\n")
+    return 2
+
+
+_AFTERWARDS = {"train": "; the last checkpoint stands, the same command resumes"}
+_DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 _EXTRA_OF = {
     "torch": "train",
     "transformers": "train",

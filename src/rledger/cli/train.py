@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 __all__ = ["add_arguments", "run"]
 
@@ -10,7 +11,11 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="a TOML recipe, such as recipes/demo.toml")
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="dotted overrides of the recipe"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="key=value",
+        help="dotted overrides of the recipe, such as run.num_steps=20",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="print the resolved recipe and what would run"
@@ -22,9 +27,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     loaded = load_recipe(arguments.recipe, arguments.overrides)
     if arguments.dry_run:
-        from rledger.report.dry_run import render_dry_run
+        from rledger.report.dry_run import dry_run_text
 
-        render_dry_run(loaded)
+        sys.stdout.write(dry_run_text(loaded))
         return 0
     from rledger.launch.inline import train
 

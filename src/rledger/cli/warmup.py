@@ -10,7 +10,9 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="a TOML warm-up recipe, such as recipes/demo-warmup.toml")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="dotted overrides"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -45,8 +45,11 @@ class WarmupConfig(Section):
     """Prompts with their answers in one update."""
     eval_every_updates: int = Field(default=50, ge=1)
     """Updates between two measurements of greedy accuracy on the held-out prompts."""
-    stop_at_accuracy: float = Field(default=1.0, gt=0, le=1)
-    """Stop at the first measurement that reaches this greedy accuracy."""
+    stop_between: tuple[float, float] = (1.0, 1.0)
+    """Stop at the first measurement of greedy accuracy between these two, both included."""
+    copy_frac: float = Field(default=0.0, ge=0, lt=1)
+    """Share of demonstrations that repeat the question in place of the right answer: what is learned
+    then is a policy that knows both, and a reward can tell them apart."""
     max_new_tokens: int = Field(ge=1)
     """Tokens after which a completion is cut in the measurements."""
     threads: int | None = Field(default=None, ge=1)

@@ -14,6 +14,8 @@ from rledger.config.recipe import Recipe
 from rledger.cost import mfu_flops
 from rledger.generator import build_generator
 from rledger.launch.bounds import measure_bounds
+from rledger.launch.preflight import check_start, check_vocabulary
+from rledger.launch.record_watch import RecordWatch
 from rledger.loop.checkpoint import CheckpointStore
 from rledger.loop.context import LoopContext, Roles
 from rledger.loop.controller import Controller, RunOutcome
@@ -38,6 +40,7 @@ def train(loaded: LoadedRecipe) -> RunOutcome:
     """Run a recipe to its end, or until it is told to stop; an existing run is resumed."""
     recipe = loaded.recipe
     plan = plan_run(recipe)
+    check_start(recipe)
     path = Path(recipe.run.root) / recipe.run.name
     with ExitStack() as stack:
         folder = stack.enter_context(RunFolder(path, recipe))
@@ -52,17 +55,31 @@ def train(loaded: LoadedRecipe) -> RunOutcome:
             sinks = build_sinks(recipe.sinks, path)
             metrics = MetricsWriter(path, METRICS, sinks)
             stack.callback(metrics.close)
+            trajectories = TrajectoryLog(path)
+            stack.callback(trajectories.close)
             roles = build_roles(recipe, plan, lane)
             bounds = measure_bounds(_placement(recipe))
             books.book(bounds)
+        watch = RecordWatch(books, metrics, trajectories, view.announce)
         stop = StopSignal()
         with stop_on_signals(stop, view.announce):
             outcome = _drive(
-                recipe, plan, roles, books, lane, metrics, store, path, stop, [view], bounds
+                recipe,
+                plan,
+                roles,
+                books,
+                lane,
+                metrics,
+                trajectories,
+                store,
+                stop,
+                [view, watch],
+                bounds,
             )
         if outcome.finished and plan.export_hf and not folder.model.exists():
             with lane.span("export_model", state="io"):
                 roles.trainer.export_hf(folder.model)
+        watch.require_complete()
         return outcome
 
 
@@ -73,6 +90,7 @@ def build_roles(recipe: Recipe, plan: RunPlan, lane: Lane) -> Roles:
         recipe.model.device, recipe.model.dtype, recipe.run.threads_per_role
     )
     tasks = build_tasks(recipe.tasks, model_folder, seed=recipe.run.seed, lane=lane)
+    check_vocabulary(recipe, tasks.tokenizer.vocab_size)
     trainer = build_trainer(recipe, model_folder, placement=placement, lane=lane)
     return Roles(
         tasks=tasks,
@@ -104,8 +122,8 @@ def _drive(
     books: Books,
     lane: Lane,
     metrics: MetricsWriter,
+    trajectories: TrajectoryLog,
     store: CheckpointStore,
-    path: Path,
     stop: StopSignal,
     observers: Sequence[Observer],
     bounds: BoundsMeasured,
@@ -123,7 +141,7 @@ def _drive(
         books,
         lane,
         metrics=metrics,
-        trajectories=TrajectoryLog(path),
+        trajectories=trajectories,
         observers=observers,
         max_prompt_tokens=recipe.tasks.max_prompt_tokens,
         update_flops=lambda batch: float(mfu_flops(spec, batch.lengths.tolist())),

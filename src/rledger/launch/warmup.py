@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from rledger.config.policy_loss import ReinforceLoss
 from rledger.config.recipe import Recipe
 from rledger.config.run import RunConfig
 from rledger.config.sampling import SamplingConfig
-from rledger.config.warmup import WarmupRecipe
+from rledger.config.warmup import WarmupConfig, WarmupRecipe
 from rledger.errors import DataError, RunFolderError
 from rledger.generator import build_generator
 from rledger.interfaces import Generator, Tasks
@@ -112,7 +113,7 @@ async def _train(
     try:
         accuracy = 0.0
         for update in range(1, settings.num_updates + 1):
-            batch = _answers(tasks, tasks.next_prompts(settings.rows_per_update))
+            batch = _demonstrations(tasks, tasks.next_prompts(settings.rows_per_update), settings)
             stats = await trainer.forward_backward(batch)
             await trainer.optim_step()
             if update % settings.eval_every_updates and update < settings.num_updates:
@@ -120,7 +121,7 @@ async def _train(
             await generator.load_weights(trainer.export_weights(), update)
             accuracy = await _accuracy(generator, tasks, settings.max_new_tokens)
             say(f"update {update:5d}  loss {stats.loss:.4f}  greedy accuracy {accuracy:.3f}")
-            if accuracy >= settings.stop_at_accuracy:
+            if settings.stop_between[0] <= accuracy <= settings.stop_between[1]:
                 break
         trainer.export_hf(output)
         return accuracy
@@ -156,15 +157,14 @@ def _generator(
     )
 
 
-def _answers(tasks: LocalTasks, prompts: Sequence[Prompt]) -> Batch:
-    """Each prompt with its right answer, as if it had been generated and rewarded."""
+def _demonstrations(
+    tasks: LocalTasks, prompts: Sequence[Prompt], settings: WarmupConfig
+) -> Batch:
+    """Each prompt with an answer, as if it had been generated and rewarded."""
     groups = []
     for prompt in prompts:
-        if "answer" not in prompt.payload:
-            raise DataError(
-                f"{prompt.id} has no answer to learn from; warm up on a task with answers"
-            )
-        answer = tasks.tokenizer.encode_prompt(str(prompt.payload["answer"]))
+        text = _answer(prompt, settings)
+        answer = tasks.tokenizer.encode_prompt(text)
         tokens = np.array([*answer, tasks.stop_token_ids[0]], np.int32)
         zeros = np.zeros(len(tokens), np.float32)
         completion = Completion(
@@ -179,12 +179,20 @@ def _answers(tasks: LocalTasks, prompts: Sequence[Prompt]) -> Batch:
             id=f"{prompt.id}/answer",
             group_id=prompt.id,
             completions=(completion,),
-            text=str(prompt.payload["answer"]),
+            text=text,
             outcome=Score(value=1.0),
         )
         groups.append(Group(id=prompt.id, prompt=prompt, trajectories=(trajectory,)))
     batch = build_batch(groups)
     return replace(batch, advantages=batch.loss_mask.astype(np.float32))
+
+
+def _answer(prompt: Prompt, settings: WarmupConfig) -> str:
+    """The right answer, or the question where the draw of this prompt says so."""
+    if prompt.payload.get("answer") is None:
+        raise DataError(f"{prompt.id} has no answer to learn from; warm up on a task with answers")
+    drawn = zlib.crc32(f"{settings.seed}/{prompt.id}".encode()) / 2**32
+    return str(prompt.payload["question" if drawn < settings.copy_frac else "answer"])
 
 
 async def _accuracy(generator: Generator, tasks: Tasks, max_new_tokens: int) -> float:
