@@ -161,6 +161,11 @@ class MetricsWriter:
         broken = [f"sink {name} is put aside: {why}" for name, why in self.broken_sinks.items()]
         return "; ".join([self._file.problem, *broken] if self._file.problem else broken)
 
+    @property
+    def file_problem(self) -> str:
+        """As `problem`, for `metrics.jsonl` alone."""
+        return self._file.problem
+
     def close(self) -> None:
         self._file.close()
         for sink in self._sinks:

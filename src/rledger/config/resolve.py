@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rledger.config.recipe import Recipe
 from rledger.errors import ConfigError
 
-__all__ = ["check_recipe"]
+__all__ = ["check_positions", "check_recipe"]
 
 
 def check_recipe(recipe: Recipe) -> list[str]:
@@ -18,6 +18,26 @@ def check_recipe(recipe: Recipe) -> list[str]:
         if problem is not None:
             problems.append(problem)
     return problems
+
+
+def check_positions(recipe: Recipe, max_positions: int) -> str | None:
+    """Whether the longest sequence that the recipe allows fits the model; the model's folder knows
+    `max_positions`. None where it does."""
+    evaluated = recipe.evaluation.max_new_tokens
+    longest = max(
+        ("sampling.max_new_tokens", recipe.sampling.max_new_tokens),
+        ("evaluation.max_new_tokens", evaluated or 0),
+        key=lambda named: named[1],
+    )
+    prompt = recipe.tasks.max_prompt_tokens
+    if prompt + longest[1] <= max_positions:
+        return None
+    return (
+        f"tasks.max_prompt_tokens = {prompt} and {longest[0]} = {longest[1]} make sequences of up to"
+        f" {prompt + longest[1]} tokens, but the model in {recipe.model.path} has {max_positions}"
+        f" positions (max_position_embeddings in its config.json); lower the two to"
+        f" {max_positions} together"
+    )
 
 
 def _group_size(recipe: Recipe) -> str | None:
@@ -32,8 +52,8 @@ def _group_size(recipe: Recipe) -> str | None:
 
 
 def _min_group_size(recipe: Recipe) -> str | None:
-    minimum = recipe.algorithm.effective_min_group_size
-    if minimum > recipe.run.group_size:
+    minimum = recipe.algorithm.min_group_size
+    if minimum is not None and minimum > recipe.run.group_size:
         return (
             f"algorithm.min_group_size = {minimum} is more than run.group_size = {recipe.run.group_size}:"
             " every group would be dropped; lower it or raise run.group_size"

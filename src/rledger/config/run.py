@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
 
 from rledger.config.base import Section
 
 __all__ = ["CheckpointConfig", "RunConfig"]
 
 
+def _check_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ValueError(
+            "a run's name is a folder's: letters, digits, dot, dash and underscore, beginning with a"
+            " letter or digit; folders above it go into run.root"
+        )
+    return name
+
+
 class RunConfig(Section):
     """The size and the identity of a run."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: Annotated[str, AfterValidator(_check_name)]
     """Name of the run; its folder is `<root>/<name>`."""
     root: str = "runs"
     """Folder that holds the run folders."""

@@ -58,12 +58,14 @@ class Controller:
         self._recorder = recorder
         self._savepoints = savepoints
         self._stop = stop
+        self._saved_step = 0
 
     async def run(self) -> RunOutcome:
         """Resume or begin, then step until done. Raises whatever a stage raises, after booking it."""
         context, plan = self._context, self._context.plan
         counters = context.counters
         self._savepoints.restore(context)
+        self._saved_step = counters.step
         # Booked in the first attempt too: what an earlier one did after its last checkpoint is void.
         version = context.roles.trainer.policy_version
         context.books.book(Resumed(step=counters.step, policy_version=version))
@@ -84,6 +86,8 @@ class Controller:
             self._recorder.record(
                 context, take.groups, batch, before, {**metrics, **update_metrics, **tested}
             )
+        if counters.step > self._saved_step:  # the stop was asked for after the step had its chance
+            self._save()
         return RunOutcome(step=counters.step, finished=counters.step >= plan.num_steps)
 
     async def _begin(self) -> None:
@@ -195,6 +199,7 @@ class Controller:
     def _save(self) -> None:
         with self._context.stage("save_checkpoint") as span:
             span.add(bytes=self._savepoints.save(self._context))
+        self._saved_step = self._context.counters.step
 
     async def _test(self) -> Mapping[str, float]:
         with self._context.stage("testing", waits_for="generator"):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rledger.books import Books, Lane
+from rledger.books.appender import LineFile
 from rledger.books.metrics import MetricsWriter
 from rledger.books.names import METRICS
 from rledger.books.views import StepMeter, TokenCounts
@@ -34,8 +35,16 @@ class TrajectoryLog:
     """Appends a sample of each step's trajectories to `<run>/trajectories.jsonl`, for people to read."""
 
     def __init__(self, folder: Path, *, num_groups: int = 1) -> None:
-        self.path = folder / "trajectories.jsonl"
+        self._file = LineFile(folder / "trajectories.jsonl")
         self._num_groups = num_groups
+
+    @property
+    def problem(self) -> str:
+        """Why trajectories are not getting through, in words; empty when they are."""
+        return self._file.problem
+
+    def close(self) -> None:
+        self._file.close()
 
     def write(self, step: int, groups: Sequence[Group]) -> None:
         lines = []
@@ -55,8 +64,8 @@ class TrajectoryLog:
                         "failure": asdict(outcome) if isinstance(outcome, Failure) else None,
                     }
                 )
-        with self.path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        self._file.write(text.encode())
 
 
 class StepRecorder:

@@ -14,16 +14,19 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from rledger.config.recipe import Recipe
+from rledger.config.toml_text import toml_value
 from rledger.errors import RunFolderError
 
-__all__ = ["RunFolder"]
+__all__ = ["RunFolder", "describe_folder"]
 
 _RECIPE = "recipe.json"
+_LOCK = "lock"
 # What may differ when a run goes on: how long it lasts and what is kept, never what it computes.
 _MAY_DIFFER = ("run.num_steps", "run.root", "run.stage_timeout_s", "checkpoint.", "sinks.")
 
@@ -37,35 +40,41 @@ class RunFolder:
     def __init__(self, path: Path, recipe: Recipe) -> None:
         self.path = path
         self.existed = (path / _RECIPE).exists()
-        if path.exists() and not self.existed and any(path.iterdir()):
-            raise RunFolderError(
-                f"{path} exists and is no run folder (it has no {_RECIPE}); choose another run.name or"
-                " run.root"
-            )
+        if _is_foreign(path):
+            raise RunFolderError(_foreign(path))
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = (path / "lock").open("a+", encoding="utf-8")
+            self._lock = (path / _LOCK).open("a+", encoding="utf-8")
         except OSError as error:
             raise RunFolderError(
-                f"{path} cannot be written ({error.strerror}); set run.root"
+                f"{path} cannot be written ({error.strerror}); set run.root to a folder that can"
             ) from None
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.seek(0)
-            owner = self._lock.read().strip() or "unknown"
+            self._take_lock()
+        except BaseException:
             self._lock.close()
-            raise RunFolderError(
-                f"{path} is in use by process {owner}; wait for it to end, or choose another run.name"
-            ) from None
-        self._lock.truncate(0)
-        self._lock.write(str(os.getpid()))
-        self._lock.flush()
+            raise
         try:
             self._claim(recipe)
         except BaseException:
             self.close()
             raise
+
+    def _take_lock(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.seek(0)
+            owner = self._lock.read().strip() or "unknown"
+            raise RunFolderError(
+                f"{self.path} is in use by process {owner}; wait for it to end, or choose another"
+                " run.name"
+            ) from None
+        # Names the owner to people; the lock itself needs no byte, so a full disk is no matter here.
+        with suppress(OSError):
+            self._lock.truncate(0)
+            self._lock.write(str(os.getpid()))
+            self._lock.flush()
 
     @property
     def checkpoints(self) -> Path:
@@ -98,16 +107,70 @@ class RunFolder:
         self.close()
 
     def _claim(self, recipe: Recipe) -> None:
+        if self.existed and _has_history(self.path):
+            problem = _other_configuration(self.path, recipe)
+            if problem is not None:
+                raise RunFolderError(problem)
+        # A run that never began has nothing to lose: it takes the recipe that corrects the first.
         resolved = recipe.model_dump(mode="json")
-        if self.existed:
-            differing = _differences(json.loads((self.path / _RECIPE).read_text("utf-8")), resolved)
-            if differing:
-                listing = "\n".join(f"  {line}" for line in differing)
-                raise RunFolderError(
-                    f"{self.path} belongs to a run with another configuration:\n{listing}\n"
-                    "choose another run.name (e.g. run.name=NEW on the command line), or restore these values"
-                )
         _write_aside(self.path / _RECIPE, json.dumps(resolved, indent=2) + "\n")
+
+
+def describe_folder(path: Path, recipe: Recipe) -> str:
+    """What a run of `recipe` would find at `path`, in one line; touches nothing."""
+    if _is_foreign(path):
+        return f"the run would stop: {_foreign(path)}"
+    if not (path / _RECIPE).exists():
+        return f"{path}, new"
+    if not _has_history(path):
+        return f"{path}, prepared before and never begun"
+    problem = _other_configuration(path, recipe)
+    if problem is not None:
+        return f"the run would stop: {problem}"
+    steps = sorted(p.name.removeprefix("step-") for p in (path / "checkpoints").glob("step-*"))
+    if not steps:
+        return f"{path}, exists without a checkpoint: begins again"
+    last = int(steps[-1])
+    if last >= recipe.run.num_steps:
+        return f"{path}, finished at step {last}; raise run.num_steps to go on"
+    return f"{path}, resumes after step {last}"
+
+
+def _has_history(path: Path) -> bool:
+    """Whether anything was measured or saved here."""
+    metrics = path / "metrics.jsonl"
+    begun = metrics.exists() and metrics.stat().st_size > 0
+    return begun or any((path / "checkpoints").glob("step-*"))
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether something lies at `path` that is no run folder; a start that failed may leave a lock."""
+    if not path.is_dir():
+        return path.exists()
+    names = {entry.name for entry in path.iterdir()}
+    return _RECIPE not in names and any(
+        n != _LOCK and not n.startswith(f".{_RECIPE}") for n in names
+    )
+
+
+def _foreign(path: Path) -> str:
+    return f"{path} exists and is no run folder (it has no {_RECIPE}); choose another run.name or run.root"
+
+
+def _other_configuration(path: Path, recipe: Recipe) -> str | None:
+    """How the run at `path` differs from `recipe` in what it computes; None where it does not."""
+    try:
+        old = json.loads((path / _RECIPE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return f"{path / _RECIPE} cannot be read ({error}); choose another run.name"
+    differing = _differences(old, recipe.model_dump(mode="json"))
+    if not differing:
+        return None
+    lines = "".join(f"\n  {line}" for line in differing)
+    return (
+        f"{path} belongs to a run with another configuration:{lines}\n"
+        "choose another run.name (on the command line: run.name=NEW), or restore these values"
+    )
 
 
 def _rows_until(path: Path, step: int) -> list[str]:
@@ -123,12 +186,22 @@ def _rows_until(path: Path, step: int) -> list[str]:
 
 
 def _write_aside(path: Path, text: str) -> None:
-    """Replace a small file in one move, so that a kill leaves the old or the new one."""
+    """Replace a small file in one move, so that a kill leaves the old or the new one.
+
+    Raises RunFolderError when the disk refuses; the old one stays.
+    """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8")
-    with aside.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    try:
+        aside.write_text(text, encoding="utf-8")
+        with aside.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise RunFolderError(
+            f"{path} cannot be written ({error.strerror}); free some space, or set run.root to another"
+            " disk. What was there before is untouched"
+        ) from error
 
 
 def _differences(old: Any, new: Any, key: str = "") -> list[str]:
@@ -139,4 +212,4 @@ def _differences(old: Any, new: Any, key: str = "") -> list[str]:
         for name in {**old, **new}:
             found += _differences(old.get(name), new.get(name), f"{key}.{name}".lstrip("."))
         return found
-    return [] if old == new else [f"{key}: {old!r} there, {new!r} here"]
+    return [] if old == new else [f"{key}: {toml_value(old)} in the run, {toml_value(new)} now"]
