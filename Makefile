@@ -11,7 +11,11 @@ BUDGET_books        := 60
 BUDGET_contracts    := 60
 BUDGET_loop         := 120
 
-.PHONY: help demo test lint nightly bench clean
+.PHONY: help demo test lint nightly rivals bench bench-step bench-generation bench-score clean
+
+# Virtual environments of the public tools that the benchmarks compare with.
+TRL  ?= .venv-trl
+VLLM ?= .venv-vllm
 
 help:            ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -30,10 +34,33 @@ demo: $(STAMP)   ## train a tiny model by reinforcement learning, and read its b
 test: $(STAMP)   ## run the tests (nightly and gpu suites apart)
 	$(BIN)/python -m pytest -m 'not nightly and not gpu'
 
+nightly: $(STAMP)  ## one heavy suite: make nightly SUITE=demo [SEEDS=1,2,3]
+	$(BIN)/python -m nightly $(SUITE) --seeds $(or $(SEEDS),1,2,3)
+
 lint: $(STAMP)   ## lint, format and type checks
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+rivals: $(STAMP) ## create .venv-trl and .venv-vllm, for the benchmarks
+	$(BIN)/python -m benchmarks.rivals.environment
+
+bench: bench-step bench-generation bench-score ## compare with public tools, on an idle machine (2 hours)
+
+bench-step: $(STAMP)
+	@echo "about 25 minutes"
+	$(BIN)/python -m benchmarks.grpo_step --trl $(TRL)
+	$(BIN)/python -m benchmarks.readme
+
+bench-generation: $(STAMP)
+	@echo "about 15 minutes"
+	$(BIN)/python -m benchmarks.generation --trl $(TRL) --vllm $(VLLM)
+	$(BIN)/python -m benchmarks.readme
+
+bench-score: $(STAMP)
+	@echo "about 40 minutes a seed of TRL where none is kept, and 15 a seed of ours"
+	$(BIN)/python -m benchmarks.time_to_score --trl $(TRL)
+	$(BIN)/python -m benchmarks.readme
 
 clean:           ## remove the environment and caches, never runs/
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build src/*.egg-info

@@ -17,7 +17,7 @@ class EvaluationConfig(Section):
     before_training: bool = True
     """Also evaluate the policy that training starts from."""
     num_prompts: int | None = Field(default=None, ge=1)
-    """Held-out prompts used, the first so many; unset takes all."""
+    """Held-out prompts used of each task, the first so many; unset takes all."""
     samples_per_prompt: int = Field(default=1, ge=1)
     """Completions per prompt; more than one needs a temperature above 0."""
     temperature: float = Field(default=0.0, ge=0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rledger.errors import DataError
@@ -12,7 +12,7 @@ from rledger.loop.plan import RunPlan
 from rledger.loop.rollout import run_trajectories
 from rledger.schedule.seeds import derive_seed
 from rledger.tasks.evaluation import evaluation_metrics
-from rledger.types import Failure, GenerationRequest, Score, Trajectory
+from rledger.types import Failure, GenerationRequest, Prompt, Score, Trajectory
 
 __all__ = ["evaluate"]
 
@@ -26,7 +26,7 @@ async def evaluate(context: LoopContext) -> Mapping[str, float]:
     DataError when a task has no scored sample at all.
     """
     plan, config = context.plan, context.plan.evaluation
-    prompts = context.roles.tasks.eval_prompts()[: config.num_prompts]
+    prompts = _first_of_each_task(context.roles.tasks.eval_prompts(), config.num_prompts)
     if not prompts:
         return {}
     params = replace(
@@ -80,6 +80,17 @@ def _summary(task: str, trajectories: list[list[Trajectory]], plan: RunPlan) -> 
         seed=plan.seed,
         confidence=plan.evaluation.confidence,
     )
+
+
+def _first_of_each_task(prompts: Sequence[Prompt], count: int | None) -> list[Prompt]:
+    """The first `count` held-out prompts of every task, all of them where `count` is None."""
+    seen: Counter[str] = Counter()
+    chosen = []
+    for prompt in prompts:
+        seen[prompt.task] += 1
+        if count is None or seen[prompt.task] <= count:
+            chosen.append(prompt)
+    return chosen
 
 
 def _outcome(trajectory: Trajectory) -> Score | Failure:
