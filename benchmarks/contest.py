@@ -65,11 +65,13 @@ class Side:
             stderr=self._log,
             text=True,
         )
+        self._begin_s = time.perf_counter()
         self.facts: dict[str, Any] = {}
 
     def start(self) -> Side:
-        """Wait until start-up is over; its facts go to `facts`."""
+        """Wait until it is ready; its facts go to `facts`, with the seconds since it was begun."""
         self.facts = self._read()
+        self.facts["start_up_s"] = time.perf_counter() - self._begin_s
         return self
 
     def measure(self) -> dict[str, Any]:

@@ -1,201 +1,146 @@
-"""Native generation against transformers' `generate`, A/B alternately in one process.
+"""Generation with SmolLM2-135M: ours against transformers' `generate` and vLLM's CPU build, in turns.
 
-python -m benchmarks.generation [--model models/smollm2-135m] [--requests 64] [--new-tokens 128]
+    python -m benchmarks.generation [--trl ENVIRONMENT] [--vllm ENVIRONMENT] [--rounds N]
 
-Prints tokens per second of each round, medians with their spread, the ratio, and the bound that the
-machine sets: weights over memory bandwidth, FLOPs over matmul rate, whichever is longer, for a decode
-step of all requests. Both sides sample at temperature 1 from the whole vocabulary, lengths forced equal.
+64 requests of exactly 128 new tokens at temperature 1, every round with other prompts. transformers
+gets the better of bfloat16 and float32 and its best batch, vLLM its default compilation (and, apart,
+eager mode) and all cores. Ours runs as it is by default, and in deterministic mode for its cost. Only
+ours also returns log-probabilities. Start-up is told apart.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import statistics
-import time
-from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
-from rledger.books import Books
-from rledger.config.generator import GeneratorConfig
-from rledger.generator import build_generator
-from rledger.generator.native import NativeGenerator
-from rledger.models.checkpoint import load_decoder
-from rledger.models.placement import Placement, choose_placement
-from rledger.modelspec import ModelSpec
-from rledger.types import GenerationRequest, SamplingParams
+from benchmarks.bounds import generation_bound, measure_rates
+from benchmarks.contest import Side, alternate, interpreter
+from benchmarks.results import ratio, summary, write_result
+from benchmarks.workloads import MODEL, training_prompts
+from rledger.modelspec import load_spec
+
+__all__ = ["main"]
+
+HF_TRIED = [
+    {"dtype": dtype, "batch": batch} for dtype in ("bfloat16", "float32") for batch in (16, 32, 64)
+]
+MODULES = {
+    "ours": "ours.generate",
+    "ours_deterministic": "ours.generate",
+    "transformers": "rivals.hf_generate",
+    "vllm": "rivals.vllm_generate",
+    "vllm_eager": "rivals.vllm_generate",
+}
+
+
+def workload(args: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:
+    prompts = training_prompts(args.model, (args.rounds + 1) * args.requests, args.seed)
+    ids = [prompt["token_ids"] for prompt in prompts]
+    return {
+        "model": str(args.model),
+        "threads": args.threads,
+        "rounds": [ids[i : i + args.requests] for i in range(0, len(ids), args.requests)],
+        "new_tokens": args.new_tokens,
+        "seed": args.seed,
+        "settings": settings,
+    }
+
+
+def best_of_transformers(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Its fastest dtype and batch, and what each took."""
+    tried = []
+    for settings in HF_TRIED:
+        if settings["batch"] > args.requests:
+            continue
+        with Side(
+            "transformers", MODULES["transformers"], workload(args, settings), python=args.trl
+        ) as side:
+            tried.append({**settings, **side.start().measure()})
+        print(f"  transformers {settings}: {tried[-1]['seconds']:.1f} s", flush=True)
+    best = min(tried, key=lambda figures: figures["seconds"])
+    return {key: best[key] for key in ("dtype", "batch")}, tried
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    settings: dict[str, dict[str, Any]] = {
+        "ours": {"dtype": "auto", "deterministic": False},
+        "ours_deterministic": {"dtype": "auto", "deterministic": True},
+        "vllm": {"dtype": "bfloat16", "eager": False, "kv_cache_gib": 2},
+        "vllm_eager": {"dtype": "bfloat16", "eager": True, "kv_cache_gib": 2},
+    }
+    sides = args.sides.split(",")
+    tried: list[dict[str, Any]] = []
+    if "transformers" in sides:
+        if args.transformers:
+            dtype, batch = args.transformers.split(":")
+            settings["transformers"] = {"dtype": dtype, "batch": int(batch)}
+        else:
+            print("transformers' settings, one measurement each")
+            settings["transformers"], tried = best_of_transformers(args)
+    pythons = {name: args.trl if name == "transformers" else args.vllm for name in MODULES}
+    pythons |= {"ours": interpreter(None), "ours_deterministic": interpreter(None)}
+    # Before the sides are up: an idle engine is not quite idle.
+    spec, rates = load_spec(args.model), measure_rates(args.threads, torch.bfloat16, args.requests)
+    with ExitStack() as stack:
+        running = []
+        for name in sides:
+            side = Side(name, MODULES[name], workload(args, settings[name]), python=pythons[name])
+            running.append(stack.enter_context(side).start())
+            print(f"  {name} is ready after {side.facts['start_up_s']:.0f} s", flush=True)
+        samples = alternate(running, args.rounds)
+        facts = {side.name: side.facts for side in running}
+    for name, figures in samples.items():
+        for figure in figures:
+            assert figure["tokens"] == args.requests * args.new_tokens, (name, figure)
+    speeds = {n: [f["tokens"] / f["seconds"] for f in fs] for n, fs in samples.items()}
+    lengths = [len(prompt) for prompt in workload(args, {})["rounds"][0]]
+    return {
+        "workload": {
+            "requests": args.requests,
+            "new_tokens": args.new_tokens,
+            "prompt_tokens": sum(lengths),
+            "threads": args.threads,
+            "rounds": args.rounds,
+        },
+        "sides": facts,
+        "transformers_settings_tried": tried,
+        "rates": rates,
+        "bound": generation_bound(spec, lengths, args.new_tokens, rates, 2),
+        "samples": samples,
+        "tokens_per_s": {name: summary(speed) for name, speed in speeds.items()},
+        "ratio": {name: ratio(speeds["ours"], speeds[name]) for name in sides if name != "ours"},
+    }
 
 
 def main() -> None:
-    args = _arguments()
-    placement = choose_placement("cpu", args.dtype, args.threads)
-    placement.apply_threads()
-    source = torch.Generator().manual_seed(0)
-    decoder = load_decoder(args.model, dtype=placement.compute_dtype)
-    prompts = torch.randint(
-        0,
-        decoder.spec.vocab_size,
-        (-(-args.requests // args.group_size), args.prompt_tokens),
-        generator=source,
-    ).repeat_interleave(args.group_size, 0)[: args.requests]
-    modes = {"rledger": False, **({"rledger deterministic": True} if args.deterministic else {})}
-    rivals: dict[str, Callable[[int], None]] = {}
-    for name, deterministic in modes.items():
-        generator = build_generator(
-            GeneratorConfig(max_running_requests=args.requests),
-            decoder,
-            placement=placement,
-            lane=Books.in_memory().lane("main"),
-            deterministic=deterministic,
-        )
-        rivals[name] = _ours(generator, prompts, args.new_tokens)
-    if args.rounds_transformers:
-        rivals["transformers"] = _transformers(
-            args.model, placement, prompts, args.new_tokens, args.attention
-        )
-    total = args.requests * args.new_tokens
-    rates: dict[str, list[float]] = {name: [] for name in rivals}
-    for number in range(args.rounds):
-        for name, go in rivals.items():
-            if name == "transformers" and number >= args.rounds_transformers:
-                continue
-            begin = time.perf_counter()
-            go(number)
-            rates[name].append(total / (time.perf_counter() - begin))
-            print(f"round {number}  {name:<22} {rates[name][-1]:8.0f} tok/s", flush=True)
-    print(
-        f"\n{args.requests} requests, {args.prompt_tokens} prompt and {args.new_tokens} new tokens,"
-        f" groups of {args.group_size}, {args.dtype}, {placement.threads} threads"
-    )
-    for name, values in rates.items():
-        print(
-            f"{name:<22} median {statistics.median(values):8.0f} tok/s"
-            f"  (min {min(values):.0f}, max {max(values):.0f}, {len(values)} rounds)"
-        )
-    best = statistics.median(rates["rledger"])
-    for name, values in rates.items():
-        if name != "rledger":
-            print(f"rledger / {name}: {best / statistics.median(values):.2f}")
-    _bound(decoder.spec, placement, args, best)
-
-
-def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, default=Path("models/smollm2-135m"))
+    parser.add_argument("--model", type=Path, default=MODEL)
+    parser.add_argument("--trl", default=".venv-trl", help="virtual environment of transformers")
+    parser.add_argument("--vllm", default=".venv-vllm", help="virtual environment that has vllm")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=64)
-    parser.add_argument("--group-size", type=int, default=1)
-    parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--threads", type=int, default=None)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rounds-transformers", type=int, default=3)
-    parser.add_argument(
-        "--attention", default="sdpa", help="transformers' attention implementation"
-    )
-    parser.add_argument("--deterministic", action="store_true", help="measure that mode as well")
-    return parser.parse_args()
-
-
-def _ours(
-    generator: NativeGenerator, prompts: torch.Tensor, new_tokens: int
-) -> Callable[[int], None]:
-    sampling = SamplingParams(max_new_tokens=new_tokens, min_new_tokens=new_tokens)
-
-    async def all_of_them(number: int) -> None:
-        await asyncio.gather(
-            *(
-                generator.generate(
-                    GenerationRequest(
-                        id=f"{number}/{i}",
-                        group_id=f"{number}/{i}",
-                        prompt_token_ids=tuple(prompt),
-                        sampling=sampling,
-                        seed=1000 * number + i,
-                    )
-                )
-                for i, prompt in enumerate(prompts.tolist())
-            )
-        )
-
-    return lambda number: asyncio.run(all_of_them(number))
-
-
-def _transformers(
-    folder: Path, placement: Placement, prompts: torch.Tensor, new_tokens: int, attention: str
-) -> Callable[[int], None]:
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=placement.compute_dtype, attn_implementation=attention
-    ).eval()
-
-    def go(number: int) -> None:
-        torch.manual_seed(number)
-        with torch.inference_mode():
-            out = model.generate(
-                prompts,
-                attention_mask=torch.ones_like(prompts),
-                max_new_tokens=new_tokens,
-                min_new_tokens=new_tokens,
-                do_sample=True,
-                temperature=1.0,
-                top_k=0,
-                top_p=1.0,
-                pad_token_id=0,
-            )
-        assert out.shape[1] == prompts.shape[1] + new_tokens
-
-    return go
-
-
-def _bound(spec: ModelSpec, placement: Placement, args: argparse.Namespace, rate: float) -> None:
-    """Decode steps at the speed of the weights' way from memory, and of the bare matmuls."""
-    flops = 2 * args.requests * spec.num_matmul_parameters
-    weight_bytes = spec.num_matmul_parameters * placement.compute_dtype.itemsize
-    gb_s = _bandwidth_bytes_per_s() / 1e9
-    flops_per_s = _matmul_flops_per_s(spec, placement, args.requests)
-    step_s = max(weight_bytes / gb_s / 1e9, flops / flops_per_s)
-    print(
-        f"bound of a decode step: {weight_bytes / 1e6:.0f} MB of weights at {gb_s:.1f} GB/s ="
-        f" {weight_bytes / gb_s / 1e6:.1f} ms; {flops / 1e9:.1f} GFLOP at"
-        f" {flops_per_s / 1e9:.0f} GFLOP/s = {1e3 * flops / flops_per_s:.1f} ms;"
-        f" hence at most {args.requests / step_s:.0f} tok/s, of which rledger reaches"
-        f" {rate * step_s / args.requests:.2f} (prefill, cache and sampling included)"
-    )
-
-
-def _bandwidth_bytes_per_s() -> float:
-    """Reading 512 MiB, best of five."""
-    data = torch.ones(2**26, dtype=torch.int64)
-    best = min(_seconds(lambda: data.sum()) for _ in range(5))
-    return data.nbytes / best
-
-
-def _matmul_flops_per_s(spec: ModelSpec, placement: Placement, rows: int) -> float:
-    """oneDNN's packed product of `rows` rows with the feed-forward matrix, out of cache, best of five."""
-    ffn, width = spec.ffn_width, spec.width
-    packed = [
-        torch.ops.mkldnn._reorder_linear_weight(
-            torch.randn(2 * ffn, width).to(placement.compute_dtype), rows
-        )
-        for _ in range(30)
-    ]
-    x = torch.randn(rows, width).to(placement.compute_dtype)
-
-    def go() -> None:
-        for weight in packed:
-            torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
-
-    best = min(_seconds(go) for _ in range(5))
-    return 2 * rows * 2 * ffn * width * len(packed) / best
-
-
-def _seconds(go: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    go()
-    return time.perf_counter() - begin
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--transformers", help="its setting, instead of trying: DTYPE:BATCH")
+    parser.add_argument("--sides", default=",".join(MODULES), help="those to measure, with `ours`")
+    parser.add_argument("--output", type=Path, help="result file, instead of the usual one")
+    args = parser.parse_args()
+    if "transformers" in args.sides:
+        args.trl = interpreter(args.trl)
+    if "vllm" in args.sides:
+        args.vllm = interpreter(args.vllm)
+    result = measure(args)
+    bound = result["bound"]["tokens_per_s"]
+    for name, speed in result["tokens_per_s"].items():
+        print(f"{name:20} {speed['median']:7.0f} tok/s, {speed['median'] / bound:.0%} of the bound")
+    for name, found in result["ratio"].items():
+        print(f"ours / {name}: {found['median']:.2f} ({found['min']:.2f} to {found['max']:.2f})")
+    write_result("generation", result, path=args.output)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ class Port:
     """The workload, and the line to whoever measures."""
 
     def __init__(self) -> None:
-        self.start_s = time.perf_counter()
         self.workload: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
         # Libraries print to standard output as they like: the answers get a descriptor of their own.
         self._answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -33,7 +31,7 @@ class Port:
 
     def ready(self, **facts: Any) -> None:
         """Say that start-up is over; `facts` (versions, settings) go into the result file."""
-        self._send({"start_up_s": time.perf_counter() - self.start_s, **facts})
+        self._send(facts)
 
     def wait(self) -> None:
         """Block until a measurement is asked for. Raises Finished when there are no more."""
