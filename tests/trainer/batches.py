@@ -19,6 +19,7 @@ from rledger.models.decoder import Decoder
 from rledger.models.init import random_decoder
 from rledger.models.placement import Placement
 from rledger.modelspec import ModelSpec
+from rledger.trainer.mesh import Mesh
 from rledger.trainer.trainer import DecoderTrainer, TrainerSetup
 from rledger.types import Batch
 
@@ -98,6 +99,7 @@ def make_trainer(
     activation_checkpointing: bool = False,
     seed: int = 3,
     books: Books | None = None,
+    mesh: Mesh | None = None,
 ) -> DecoderTrainer:
     """A trainer of a random model; the weights depend on the seed alone."""
     wide = torch.promote_types(dtype, torch.float32)
@@ -127,6 +129,7 @@ def make_trainer(
         placement=Placement(torch.device("cpu"), dtype, 1),
         lane=(books or Books.in_memory()).lane("main"),
         reference=frozen,
+        mesh=mesh,
     )
 
 

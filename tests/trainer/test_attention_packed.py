@@ -36,13 +36,13 @@ def by_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pieces: list[Piec
     out = torch.zeros_like(q)
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     for piece in pieces:
-        for place in range(piece.length):
-            token = piece.start + place
-            seen = [*range(piece.prefix_start, piece.prefix_start + piece.prefix_length)]
-            seen += range(piece.start, token + 1)
-            scores = torch.einsum("nh,knh->nk", q[token], k[seen]) / q.shape[-1] ** 0.5
-            row = torch.einsum("nk,knh->nh", scores.softmax(-1), v[seen])
-            out = out.index_copy(0, torch.tensor([token]), row[None])
+        own = torch.arange(piece.start, piece.start + piece.length)
+        prefix = torch.arange(piece.prefix_start, piece.prefix_start + piece.prefix_length)
+        keys = torch.cat([prefix, own])
+        scores = torch.einsum("qnh,knh->nqk", q[own], k[keys]) / q.shape[-1] ** 0.5
+        hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(piece.prefix_length + 1)
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        out = out.index_copy(0, own, torch.einsum("nqk,knh->qnh", weights, v[keys]))
     return out
 
 
