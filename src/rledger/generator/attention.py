@@ -58,7 +58,7 @@ class _Part:
     length: int  # L
     num_segments: int  # n
     blocks: Tensor  # [n * J]
-    mask: Tensor  # [n, L, S], 0 or -inf
+    mask: Tensor  # [K * n, G * L, S], 0 or -inf
 
 
 class PaddedAttention:
@@ -76,7 +76,7 @@ class PaddedAttention:
         self._cache = cache
         self._scale = 1.0 / math.sqrt(cache.head_size)
         self._key_slots, self._value_slots = _split_slots(slots, device)
-        self._parts = [_part(part, dtype, device) for part in _alike(spans)]
+        self._parts = [_part(part, cache, dtype, device) for part in _alike(spans)]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
         """[T, N * H] from q [T, N, H], k and v [T, K, H]."""
@@ -99,14 +99,10 @@ class PaddedAttention:
         cached = self._cache.gather(layer, part.blocks)
         keys, values = cached.view(2, heads * n, -1, size).unbind(0)
         q = q.view(n, length, heads, -1, size).permute(2, 0, 3, 1, 4)
-        scores = torch.bmm(q.reshape(heads * n, -1, size), keys.transpose(1, 2))
-        scores = torch.add(
-            part.mask[None, :, None],
-            scores.view(heads, n, -1, length, keys.shape[1]),
-            alpha=self._scale,
+        scores = torch.baddbmm(
+            part.mask, q.reshape(heads * n, -1, size), keys.transpose(1, 2), alpha=self._scale
         )
-        weights = torch.softmax(scores, dim=-1)
-        mixed = torch.bmm(weights.view(heads * n, -1, keys.shape[1]), values)
+        mixed = torch.bmm(torch.softmax(scores, dim=-1), values)
         return mixed.view(heads, n, -1, length, size).permute(1, 3, 0, 2, 4).reshape(n * length, -1)
 
 
@@ -205,7 +201,7 @@ def _alike(spans: Sequence[Span]) -> list[list[Span]]:
     return parts
 
 
-def _part(spans: Sequence[Span], dtype: torch.dtype, device: torch.device) -> _Part:
+def _part(spans: Sequence[Span], cache: KVCache, dtype: torch.dtype, device: torch.device) -> _Part:
     n = len(spans)
     length = max(span.length for span in spans)
     most = max(len(span.table) for span in spans)
@@ -218,6 +214,9 @@ def _part(spans: Sequence[Span], dtype: torch.dtype, device: torch.device) -> _P
         queries[i, : span.length] = span.first_position + np.arange(span.length)
     visible = torch.from_numpy(keys[:, None, :] <= queries[:, :, None]).to(device)
     mask = torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, -math.inf)
+    # whole, since it is added to scores in all layers: broadcasting costs more than it saves
+    heads = (cache.num_kv_heads, n, cache.num_queries_per_kv_head, length, mask.shape[-1])
+    mask = mask[None, :, None].expand(heads).reshape(heads[0] * n, -1, heads[-1])
     rows = gather = scatter = None
     if length == 1:
         rows = slice(spans[0].row, spans[0].row + n)

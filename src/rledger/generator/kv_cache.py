@@ -46,6 +46,7 @@ class KVCache:
                 f" takes {self.block_bytes} bytes, and two are the least. Raise it."
             )
         self.num_kv_heads = spec.num_kv_heads
+        self.num_queries_per_kv_head = spec.num_heads // spec.num_kv_heads
         self.head_size = spec.head_size
         self.pool = BlockPool(num_blocks)
         self._num_memory_blocks = num_blocks + 1

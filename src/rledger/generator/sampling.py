@@ -43,7 +43,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._padded = -(-vocab_size // BLOCK) * BLOCK
         self._device = device
-        self._space = torch.zeros(0, self._padded, device=device)
+        self._kept_space = torch.zeros(0, self._padded, device=device)
 
     def draw(
         self, logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
@@ -53,66 +53,60 @@ class Sampler:
         Both may be shorter than R: the rows after them are padding.
         """
         count = len(params)
-        highest = logits.amax(-1, keepdim=True).float()
-        inverse = np.ones((len(logits), 1), dtype=np.float32)
-        for row, param in enumerate(params):
-            inverse[row] = 1.0 / param.temperature if param.temperature > 0 else 1.0
-        factors = torch.from_numpy(inverse).to(self._device)
-        weights = self._weights(logits, highest, factors)
-        sums = weights.view(len(logits), -1, BLOCK).sum(-1, dtype=torch.float32).double()
-        whole = sums.sum(-1)
-        total = whole
+        probs = self._probabilities(logits, params)
+        sums = _block_sums(probs)
+        whole = total = sums.sum(-1)
         truncated = [row for row, param in enumerate(params) if param.truncates]
         if truncated:
             rows = torch.tensor(truncated, device=self._device)
             kept = _truncate(
-                logits[rows],
-                weights[rows],
-                highest[rows],
-                factors[rows],
-                whole[rows],
-                [params[r] for r in truncated],
+                logits[rows], probs[rows], whole[rows], [params[row] for row in truncated]
             )
-            weights[rows] = kept
-            sums[rows] = kept.view(len(rows), -1, BLOCK).sum(-1).double()
+            probs[rows], sums[rows] = kept, _block_sums(kept)
             total = sums.sum(-1)
-        points = np.zeros(len(logits))
-        points[:count] = uniforms
-        tokens = self._invert(weights, sums, torch.from_numpy(points).to(self._device))
+        points = torch.zeros(len(logits), dtype=torch.float64)
+        points[:count] = torch.tensor(uniforms, dtype=torch.float64)
+        tokens = self._invert(probs, sums, points.to(self._device))
         greedy = [row for row, param in enumerate(params) if param.temperature == 0]
+        rows = torch.tensor(greedy, dtype=torch.int64, device=self._device)
         if greedy:
-            rows = torch.tensor(greedy, device=self._device)
-            tokens[rows] = _first_of(logits[rows] == highest[rows])
-        chosen = logits.gather(1, tokens[:, None]).float()
-        exponent = ((chosen - highest) * factors).double().squeeze(1)
-        sampled = exponent - total.log()
-        if greedy:
-            sampled[rows] = (
-                0.0 * sampled[rows]
-            )  # all the mass on one token; still not a number if it was none
+            of_greedy = logits[rows]
+            tokens[rows] = _first_of(of_greedy == of_greedy.amax(-1, keepdim=True))
+        log_mass = probs.gather(1, tokens[:, None]).squeeze(1).double().log()
+        sampled = log_mass - total.log()
+        sampled[rows] = 0.0 * sampled[rows]  # all mass on one token; not a number if it was none
         return Drawn(
             tokens[:count].tolist(),
             sampled[:count].tolist(),
-            (exponent - whole.log())[:count].tolist(),
+            (log_mass - whole.log())[:count].tolist(),
         )
 
-    def _weights(self, logits: Tensor, highest: Tensor, factors: Tensor) -> Tensor:
-        """[R, padded V] exp((logit - highest) / temperature), zero in the padding."""
-        if len(self._space) < len(logits):
-            self._space = torch.zeros(len(logits), self._padded, device=self._device)
-        space = self._space[: len(logits)]
-        part = space[:, : self._vocab_size]
-        torch.sub(logits, highest, out=part)
-        if bool((factors != 1).any()):
-            part.mul_(factors)
-        part.exp_()
+    def _probabilities(self, logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+        """[R, padded V] softmax at each row's temperature, zero in the padding."""
+        scores = logits.float()
+        factors = np.ones((len(logits), 1), dtype=np.float32)
+        for row, param in enumerate(params):
+            if param.temperature > 0:
+                factors[row] = 1.0 / param.temperature
+        if (factors != 1).any():
+            scores = scores * torch.from_numpy(factors).to(self._device)
+        if self._padded == self._vocab_size:
+            return torch.softmax(scores, dim=-1, out=self._space(len(logits)))
+        space = self._space(len(logits))
+        space[:, : self._vocab_size] = torch.softmax(scores, dim=-1)
         return space
 
-    def _invert(self, weights: Tensor, sums: Tensor, points: Tensor) -> Tensor:
+    def _space(self, rows: int) -> Tensor:
+        """[R, padded V] work space; its padding is zero for ever."""
+        if len(self._kept_space) < rows:
+            self._kept_space = torch.zeros(rows, self._padded, device=self._device)
+        return self._kept_space[:rows]
+
+    def _invert(self, probs: Tensor, sums: Tensor, points: Tensor) -> Tensor:
         """[R] token at which the cumulative distribution passes `points` [R]."""
         block, rest = _pass(sums, points * sums.sum(-1))
-        rows = torch.arange(len(weights), device=self._device)
-        inside = weights.view(len(weights), -1, BLOCK)[rows, block].double()
+        rows = torch.arange(len(probs), device=self._device)
+        inside = probs.view(len(probs), -1, BLOCK)[rows, block].double()
         # the block's sum was rounded to float32: stretch what is left of it to the exact one
         stretch = inside.sum(-1) / sums[rows, block].clamp_min(torch.finfo(torch.float64).tiny)
         token, _ = _pass(inside, rest * stretch)
@@ -139,50 +133,51 @@ def _first_of(hits: Tensor) -> Tensor:
     return torch.where(hits, columns, hits.shape[1] - 1).amin(-1).long()
 
 
+def _block_sums(probs: Tensor) -> Tensor:
+    """[R, B] float64 sums of the blocks of probs [R, padded V]."""
+    return probs.view(len(probs), -1, BLOCK).sum(-1).double()
+
+
 def _truncate(
-    logits: Tensor,
-    weights: Tensor,
-    highest: Tensor,
-    factors: Tensor,
-    whole: Tensor,
-    params: Sequence[SamplingParams],
+    logits: Tensor, probs: Tensor, whole: Tensor, params: Sequence[SamplingParams]
 ) -> Tensor:
-    """`weights` [R, padded V] with zeros for tokens that top-k, top-p or min-p exclude."""
+    """`probs` [R, padded V] with zeros for tokens that top-k, top-p or min-p exclude.
+
+    `whole` [R] is the mass of each row.
+    """
     vocab_size = logits.shape[1]
     device = logits.device
-    top_k = torch.tensor([p.top_k if p.top_k else vocab_size for p in params], device=device)
-    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)
-    min_p = torch.tensor([p.min_p for p in params], dtype=torch.float32, device=device)[:, None]
+    top_k = torch.tensor([p.top_k or vocab_size for p in params], device=device)
+    min_p = torch.tensor([p.min_p for p in params], device=device)[:, None]
     wanted = [min(p.top_k, vocab_size) for p in params if p.top_k]
     if any(p.top_p < 1 for p in params):
         wanted.append(min(TOP, vocab_size))
-    lowest = torch.full_like(highest, -torch.inf)  # [R, 1] smallest logit that stays
+    lowest = torch.full((len(params), 1), -torch.inf, device=device)  # smallest logit that stays
     if wanted:
-        ranked = torch.topk(logits, max(wanted), dim=-1).values.float()
-        inside = (top_k < vocab_size)[:, None]
-        kth = ranked.gather(1, (top_k.clamp(max=ranked.shape[1]) - 1)[:, None])
-        lowest = torch.where(inside, kth, lowest)
-        left = torch.where(logits.float() >= lowest, weights[:, :vocab_size], 0.0)
-        mass = torch.where(inside.squeeze(1), left.sum(-1, dtype=torch.float64), whole)
-        for row in (top_p < 1).nonzero().flatten().tolist():
-            reached = _nucleus(
-                ranked[row], logits[row], highest[row], factors[row], top_p[row] * mass[row]
-            )
-            lowest[row] = torch.maximum(lowest[row], reached)
-    kept = weights >= min_p  # the most likely token weighs 1
-    kept[:, :vocab_size] &= logits.float() >= lowest
-    return torch.where(kept, weights, 0.0)
+        ranked, order = torch.topk(logits, max(wanted), dim=-1)
+        inside = top_k < vocab_size
+        kth = ranked.gather(1, (top_k.clamp(max=ranked.shape[1]) - 1)[:, None]).float()
+        lowest = torch.where(inside[:, None], kth, lowest)
+        left = torch.where(logits >= lowest, probs[:, :vocab_size], 0.0)
+        mass = torch.where(inside, left.sum(-1).double(), whole)
+        top_probs = probs.gather(1, order)
+        for row, param in enumerate(params):
+            if param.top_p < 1:
+                reached = _nucleus(
+                    ranked[row], top_probs[row], logits[row], probs[row], param.top_p * mass[row]
+                )
+                lowest[row] = torch.maximum(lowest[row], reached)
+    kept = probs >= min_p * probs.amax(-1, keepdim=True)
+    kept[:, :vocab_size] &= logits >= lowest
+    return torch.where(kept, probs, 0.0)
 
 
 def _nucleus(
-    ranked: Tensor, logits: Tensor, highest: Tensor, factor: Tensor, mass: Tensor
+    ranked: Tensor, top_probs: Tensor, logits: Tensor, probs: Tensor, mass: Tensor
 ) -> Tensor:
     """Logit [] of the token at which the most likely ones reach `mass`; `ranked` falls."""
-    for candidates in (ranked, None):
-        if candidates is None:
-            candidates = logits.float().sort(descending=True).values
-        cumulative = ((candidates - highest) * factor).double().exp().cumsum(0)
-        index = int((cumulative < mass).sum())
-        if index < len(candidates):
-            return candidates[index]
-    return logits.amin().float()  # rounding: all of it is needed
+    index = int((top_probs.double().cumsum(0) < mass).sum())
+    if index == len(ranked) < len(logits):
+        ranked, order = logits.sort(descending=True)
+        index = int((probs[order].double().cumsum(0) < mass).sum())
+    return ranked[min(index, len(ranked) - 1)].float()  # rounding may want more than there is

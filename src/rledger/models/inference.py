@@ -9,6 +9,7 @@ size, F width of the feed-forward part.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -58,6 +59,23 @@ class _Matrix:
         return self.weight
 
 
+class _Norm:
+    """Root mean square norm over the last dimension, in float32, rounded once.
+
+    x / sqrt(mean(x^2) + eps) * w  =  x / hypot(|x|, sqrt(D eps)) * (w sqrt(D)): half the kernels.
+    """
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        self.weight = weight
+        size = weight.shape[0]
+        self._scaled = weight.float() * math.sqrt(size)
+        self._floor = torch.full((1,), math.sqrt(size * eps), device=weight.device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        return torch.div(x, length.hypot_(self._floor)).mul_(self._scaled).to(x.dtype)
+
+
 def _can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     if device.type != "cpu" or not torch._C._has_mkldnn:
         return False
@@ -68,12 +86,12 @@ def _can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _LayerWeights:
-    attention_norm: Tensor
+    attention_norm: _Norm
     qkv_proj: _Matrix
-    q_norm: Tensor | None
-    k_norm: Tensor | None
+    q_norm: _Norm | None
+    k_norm: _Norm | None
     out_proj: _Matrix
-    mlp_norm: Tensor
+    mlp_norm: _Norm
     gate_up_proj: _Matrix
     down_proj: _Matrix
 
@@ -104,14 +122,12 @@ class InferenceDecoder:
         self._row_invariant = row_invariant
         state = from_hf(spec, weights)
 
-        def vector(name: str) -> Tensor | None:
-            if name not in state:
-                return None
-            # norm weights multiply in float32, as in `rowwise.rms_norm`
-            return state[name].detach().to(device, dtype, copy=True).float()
+        def norm(name: str) -> _Norm:
+            weight = state[f"{name}.weight"].detach().to(device, dtype, copy=True)
+            return _Norm(weight, spec.rms_eps)
 
-        def norm(name: str) -> Tensor:
-            return cast(Tensor, vector(f"{name}.weight"))
+        def head_norm(name: str) -> _Norm | None:
+            return norm(name) if f"{name}.weight" in state else None
 
         def matrix(name: str) -> _Matrix:
             bias = state.get(f"{name}.bias")
@@ -127,8 +143,8 @@ class InferenceDecoder:
             _LayerWeights(
                 attention_norm=norm(f"layers.{index}.attention_norm"),
                 qkv_proj=matrix(f"layers.{index}.qkv_proj"),
-                q_norm=vector(f"layers.{index}.q_norm.weight"),
-                k_norm=vector(f"layers.{index}.k_norm.weight"),
+                q_norm=head_norm(f"layers.{index}.q_norm"),
+                k_norm=head_norm(f"layers.{index}.k_norm"),
                 out_proj=matrix(f"layers.{index}.out_proj"),
                 mlp_norm=norm(f"layers.{index}.mlp_norm"),
                 gate_up_proj=matrix(f"layers.{index}.gate_up_proj"),
@@ -155,15 +171,13 @@ class InferenceDecoder:
         cos, signed_sin = self._cos[positions], self._signed_sin[positions]
         x = F.embedding(token_ids, self.embedding)
         for index, layer in enumerate(self.layers):
-            heads = layer.qkv_proj(self._norm(x, layer.attention_norm)).view(
-                x.shape[0], -1, spec.head_size
-            )
+            heads = layer.qkv_proj(layer.attention_norm(x)).view(x.shape[0], -1, spec.head_size)
             turned = heads[:, :num_rotated]
             if layer.q_norm is not None and layer.k_norm is not None:
                 turned = torch.cat(
                     (
-                        self._norm(heads[:, : spec.num_heads], layer.q_norm),
-                        self._norm(heads[:, spec.num_heads : num_rotated], layer.k_norm),
+                        layer.q_norm(heads[:, : spec.num_heads]),
+                        layer.k_norm(heads[:, spec.num_heads : num_rotated]),
                     ),
                     dim=1,
                 )
@@ -177,19 +191,13 @@ class InferenceDecoder:
                 heads[:, num_rotated:],
             )
             x = x.add_(layer.out_proj(attended.reshape(x.shape[0], -1)))
-            gated = self._swiglu(layer.gate_up_proj(self._norm(x, layer.mlp_norm)))
+            gated = self._swiglu(layer.gate_up_proj(layer.mlp_norm(x)))
             x = x.add_(layer.down_proj(gated))
-        return self._norm(x, self.final_norm)
+        return self.final_norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, V] of hidden [N, D], in the weights' dtype."""
         return self.head(hidden)
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Root mean square norm over the last dimension, in float32, rounded once."""
-        norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        scale = norm.square_().mul_(1.0 / x.shape[-1]).add_(self.spec.rms_eps).rsqrt_()
-        return (x * scale).mul_(weight).to(self.dtype)
 
     def _swiglu(self, gate_up: Tensor) -> Tensor:
         """[T, F] silu(gate) * up of gate_up [T, 2F]."""
@@ -202,14 +210,14 @@ class InferenceDecoder:
 
     def weights(self) -> dict[str, Tensor]:
         """The weights served, under Hugging Face names, bit for bit as they are used; copies."""
-        state = {"embedding": self.embedding, "final_norm.weight": self.final_norm.to(self.dtype)}
+        state = {"embedding": self.embedding, "final_norm.weight": self.final_norm.weight}
         if not self.spec.tied_embeddings:
             state["head.weight"] = self.head.dense()
         for index, layer in enumerate(self.layers):
             for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm"):
-                norm = cast("Tensor | None", getattr(layer, name))
+                norm = cast("_Norm | None", getattr(layer, name))
                 if norm is not None:
-                    state[f"layers.{index}.{name}.weight"] = norm.to(self.dtype)
+                    state[f"layers.{index}.{name}.weight"] = norm.weight
             for name in ("qkv_proj", "out_proj", "gate_up_proj", "down_proj"):
                 matrix = cast(_Matrix, getattr(layer, name))
                 state[f"layers.{index}.{name}.weight"] = matrix.dense()
