@@ -104,7 +104,7 @@ def _refuse(verb: str, message: str) -> int:
     return 2
 
 
-_AFTERWARDS = {"train": "; the last checkpoint stands, the same command resumes"}
+_AFTERWARDS = {"train": "; the same command resumes at the last checkpoint, if there is one"}
 _DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 _EXTRA_OF = {
     "torch": "train",

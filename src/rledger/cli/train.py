@@ -33,4 +33,11 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     from rledger.launch.inline import train
 
-    return 0 if train(loaded).finished else 130
+    outcome = train(loaded)
+    if outcome.finished:
+        return 0
+    num_steps = loaded.recipe.run.num_steps
+    sys.stderr.write(
+        f"rledger train: stopped after step {outcome.step} of {num_steps}; the same command resumes\n"
+    )
+    return 130

@@ -6,6 +6,7 @@ anything starts.
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,14 @@ from rledger.config.resolve import check_recipe
 from rledger.config.schema import takes_text
 from rledger.errors import ConfigError
 
-__all__ = ["COMMAND_LINE", "LoadedRecipe", "load_recipe", "load_schema", "parse_override"]
+__all__ = [
+    "COMMAND_LINE",
+    "LoadedRecipe",
+    "load_recipe",
+    "load_schema",
+    "parse_override",
+    "read_resolved",
+]
 
 Schema = TypeVar("Schema", bound=BaseModel)
 COMMAND_LINE = "command line"
@@ -62,6 +70,18 @@ def load_schema(
         return schema.model_validate(data), sources
     except ValidationError as error:
         raise ConfigError(listing(path, describe_problems(error, schema, sources))) from None
+
+
+def read_resolved(path: Path) -> Recipe:
+    """The resolved recipe that a run keeps, `recipe.json`. Raises ConfigError; FileNotFoundError
+    where there is none."""
+    text = path.read_text(encoding="utf-8")
+    try:
+        return Recipe.model_validate(json.loads(text))
+    except ValidationError as error:
+        raise ConfigError(listing(path, describe_problems(error, Recipe, {}))) from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not the JSON that a run writes: {error}") from None
 
 
 def parse_override(text: str, schema: type[BaseModel]) -> tuple[tuple[str, ...], Any]:

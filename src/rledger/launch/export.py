@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from rledger.books import Books
-from rledger.config.recipe import Recipe
+from rledger.config.load import read_resolved
 from rledger.errors import CheckpointError, RunFolderError
 from rledger.loop.checkpoint import CheckpointStore
 from rledger.models.placement import choose_placement
@@ -20,12 +19,18 @@ def export_checkpoint(run_folder: Path, target: Path, *, step: int | None = None
     if target.exists():
         raise RunFolderError(f"{target} exists; choose a folder that does not")
     try:
-        recipe = Recipe.model_validate(json.loads((run_folder / "recipe.json").read_text("utf-8")))
+        recipe = read_resolved(run_folder / "recipe.json")
     except FileNotFoundError:
         raise RunFolderError(f"{run_folder} is no run folder (it has no recipe.json)") from None
     checkpoint = CheckpointStore(run_folder / "checkpoints", keep=1).latest(step)
     if checkpoint is None:
         raise CheckpointError(f"{run_folder} has no checkpoint yet")
+    if not Path(recipe.model.path).is_dir():
+        raise RunFolderError(
+            f"{run_folder} was trained from the model folder {recipe.model.path}, which is not here; its"
+            " configuration and tokenizer are needed: call this from the folder that the run was"
+            " started in, or bring that model back"
+        )
     trainer = build_trainer(
         recipe,
         Path(recipe.model.path),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rledger.errors import NonFiniteError
 from rledger.types import Batch, Group, Score, Trajectory
 
 __all__ = ["build_batch", "survivors"]
@@ -48,6 +49,7 @@ def build_batch(groups: Sequence[Group], baseline_rewards: Sequence[float] | Non
         for span in completion.version_spans:
             policy_versions[first + span.start : first + span.stop] = span.policy_version
     scores = [t.outcome for _, _, t in rows if isinstance(t.outcome, Score)]
+    _check_range([(t.id, score) for (_, _, t), score in zip(rows, scores, strict=True)])
     # A component counts only where every row has it; one that some rewards omit cannot be normalised.
     names = set.intersection(*(set(score.components) for score in scores))
     return Batch(
@@ -72,3 +74,15 @@ def build_batch(groups: Sequence[Group], baseline_rewards: Sequence[float] | Non
         if baseline_rewards is None
         else np.array([baseline_rewards[index] for index, _, _ in rows], np.float32),
     )
+
+
+def _check_range(scores: Sequence[tuple[str, Score]]) -> None:
+    """Rewards become float32: what overflows it would be infinite in the loss."""
+    largest = float(np.finfo(np.float32).max)
+    for name, score in scores:
+        for part, value in {"reward": score.value, **score.components}.items():
+            if abs(value) > largest:
+                raise NonFiniteError(
+                    f"trajectory {name}: its {part} is {value:g}, beyond the range of float32 (3.4e38);"
+                    " scale the reward down"
+                )

@@ -55,11 +55,15 @@ class CheckpointStore:
             num_bytes = _seal(aside)
             os.rename(aside, target)
             _sync_folder(self.folder)
-        except OSError as error:
+        except (OSError, CheckpointError) as error:
             shutil.rmtree(aside, ignore_errors=True)
+            cause = (
+                error.__cause__ or error
+            )  # a role says where it wrote, which nobody needs to know
             raise CheckpointError(
-                f"checkpoint of step {step} could not be written to {self.folder}: {error.strerror or error}; "
-                f"free some space or set run.root to another disk. {self._standing()}"
+                f"the checkpoint of step {step} could not be written to {self.folder}:"
+                f" {getattr(cause, 'strerror', None) or cause}; free some space, and the same command"
+                f" resumes. {self._standing()}"
             ) from error
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
