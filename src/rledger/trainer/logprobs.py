@@ -2,10 +2,11 @@
 
 Legend for shapes: N positions, D width, V vocabulary; n rows and v columns of a tile.
 
-Logits are made tile by tile [n, v], in the weights' dtype, and reduced in float32. Tiles are kept for
-the backward pass up to `KEPT_BYTES`, the others are made again. So at most `KEPT_BYTES` and three
-tiles of `MAX_TILE` logits (20 MB on a CPU) stand at any time, whatever N and V. The gradient of the
-weight is added straight to its accumulator: in float32, and without a second matrix of V rows.
+Logits are made tile by tile [n, v], in the weights' dtype, and reduced in float32. The exponentials of
+a tile are kept for the backward pass up to `KEPT_BYTES`; the logits of the others are made again. So
+at most `KEPT_BYTES` and three tiles of `MAX_TILE` logits (20 MB on a CPU) stand at any time,
+whatever N and V. The gradient of the weight is added straight to its accumulator: in float32, and
+without a second matrix of V rows.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ __all__ = ["token_logprobs"]
 # Logits of a tile. On a CPU it stays in the third-level cache; larger ones keep a GPU busy.
 MAX_TILE = {"cpu": 1 << 21, "cuda": 1 << 27}
 TILE_ROWS = {"cpu": 1024, "cuda": 8192}
-KEPT_BYTES = 1 << 28  # a quarter of the products of the backward pass for these tiles
+# It saves these tiles a third of the backward pass's products, and every pass over the tile.
+KEPT_BYTES = 1 << 28
 
 
 def token_logprobs(
@@ -57,8 +59,6 @@ class _Tiles:
         self.wide = torch.promote_types(hidden.dtype, torch.float32)
         size = self.rows * self.columns
         self._narrow = hidden.new_empty(size)
-        self.kept: dict[tuple[int, int], Tensor] = {}  # by first row and first column
-        self.spare_bytes = 0  # that may still be kept
         self._scaled = hidden.new_empty(size, dtype=self.wide)
         self._scratch = hidden.new_empty(size, dtype=self.wide)
 
@@ -74,24 +74,42 @@ class _Tiles:
         """[n, v] float32 whose content does not matter."""
         return self._cut(self._scratch, rows, columns)
 
-    def logits(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
-        """[n, v] float32 over the temperature; and the memory, in the weights' dtype, that holds
-        them before it and is free to be written to, unless they are being kept."""
-        key = (rows.start, columns.start)
-        narrow = self.kept.pop(key, None)
-        if narrow is None:
-            narrow = self._cut(self._narrow, rows, columns)
-            if self.spare_bytes >= narrow.nbytes:
-                self.spare_bytes -= narrow.nbytes
-                narrow = self.kept[key] = torch.empty_like(narrow)
-            torch.mm(self.hidden[rows], self.weight[columns].t(), out=narrow)
+    def narrow(self, rows: slice, columns: slice) -> Tensor:
+        """[n, v] in the weights' dtype; overwritten by the next tile's logits."""
+        return self._cut(self._narrow, rows, columns)
+
+    def logits(self, rows: slice, columns: slice) -> Tensor:
+        """[n, v] float32 over the temperature."""
+        narrow = self.narrow(rows, columns)
+        torch.mm(self.hidden[rows], self.weight[columns].t(), out=narrow)
         scaled = self._cut(self._scaled, rows, columns)
-        return torch.mul(narrow, self.inverse_temperature, out=scaled), narrow
+        return torch.mul(narrow, self.inverse_temperature, out=scaled)
 
     @staticmethod
     def _cut(memory: Tensor, rows: slice, columns: slice) -> Tensor:
         shape = (rows.stop - rows.start, columns.stop - columns.start)
         return memory[: shape[0] * shape[1]].view(shape)
+
+
+class _Kept:
+    """Exponentials of tiles, by first row and first column, with what they are relative to."""
+
+    def __init__(self, spare_bytes: int) -> None:
+        self._spare_bytes = spare_bytes
+        self._tiles: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+    def offer(
+        self, rows: slice, columns: slice, powers: Tensor, dtype: torch.dtype, m: Tensor
+    ) -> None:
+        """Keep exp(logits - m) [n, v], m [n], where there is room."""
+        num_bytes = powers.numel() * dtype.itemsize
+        if num_bytes <= self._spare_bytes:
+            self._spare_bytes -= num_bytes
+            self._tiles[rows.start, columns.start] = (powers.to(dtype, copy=True), m)
+
+    def take(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor] | None:
+        """What was kept, and it is forgotten."""
+        return self._tiles.pop((rows.start, columns.start), None)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -106,17 +124,21 @@ class _TokenLogprobs(torch.autograd.Function):
         entropy_has_grad: bool,
     ) -> tuple[Tensor, Tensor]:
         tiles = _Tiles(hidden, weight, temperature)
-        tiles.spare_bytes = KEPT_BYTES if ctx.needs_input_grad[0] else 0
+        # the gradient of an entropy needs the logits themselves
+        keeps = ctx.needs_input_grad[0] and not entropy_has_grad
+        kept = _Kept(KEPT_BYTES if keeps else 0)
         num = len(hidden)
         normalisers = hidden.new_empty(num, dtype=tiles.wide)
         expected = torch.empty_like(normalisers)  # of the logit, under the softmax
         chosen = torch.empty_like(normalisers)
         for rows in tiles.row_ranges():
-            normalisers[rows], expected[rows], chosen[rows] = _reduce(tiles, rows, targets[rows])
+            normalisers[rows], expected[rows], chosen[rows] = _reduce(
+                tiles, rows, targets[rows], kept
+            )
         entropies = normalisers - expected
         ctx.save_for_backward(hidden, weight, targets, normalisers, entropies)
         ctx.temperature, ctx.weight_grad = temperature, weight_grad
-        ctx.entropy_has_grad, ctx.kept = entropy_has_grad, tiles.kept
+        ctx.entropy_has_grad, ctx.kept = entropy_has_grad, kept
         if not entropy_has_grad:
             ctx.mark_non_differentiable(entropies)
         return chosen - normalisers, entropies
@@ -132,32 +154,39 @@ class _TokenLogprobs(torch.autograd.Function):
         """
         hidden, weight, targets, normalisers, entropies = ctx.saved_tensors
         tiles = _Tiles(hidden, weight, ctx.temperature)
-        tiles.kept, ctx.kept = ctx.kept, {}
         slope = grad_logprobs[:, None] * tiles.inverse_temperature
         grad_entropy = grad_entropies[:, None] * tiles.inverse_temperature
         grad_hidden = weight.index_select(0, targets).to(tiles.wide).mul_(slope)
         if ctx.weight_grad is not None:
             ctx.weight_grad.index_add_(0, targets, hidden.to(tiles.wide) * slope)
         for columns in tiles.column_ranges():
-            weight_v = weight[columns]
             for rows in tiles.row_ranges():
-                logits, free = tiles.logits(rows, columns)
-                logs = logits.sub_(normalisers[rows, None])
-                probabilities = torch.exp(logs, out=tiles.scratch(rows, columns))
-                if ctx.entropy_has_grad:
-                    # p (g + h (log p + H)), the sign below
-                    logs.add_(entropies[rows, None]).mul_(grad_entropy[rows]).add_(slope[rows])
-                    factor = logs
+                found = ctx.kept.take(rows, columns)
+                if found is not None:
+                    # a row's factor goes to the narrow side of each product: no pass over the tile
+                    grad, relative_to = found
+                    factor = slope[rows] * (relative_to - normalisers[rows]).exp()[:, None]
+                    grad_hidden[rows] -= factor * (grad @ weight[columns])
+                    states = (hidden[rows] * factor).to(hidden.dtype)
                 else:
+                    logs = tiles.logits(rows, columns).sub_(normalisers[rows, None])
+                    probabilities = torch.exp(logs, out=tiles.scratch(rows, columns))
                     factor = slope[rows]
-                grad = torch.mul(probabilities, factor, out=free)
-                grad_hidden[rows] -= grad @ weight_v
+                    if ctx.entropy_has_grad:
+                        # p (g + h (log p + H)), the sign below
+                        logs.add_(entropies[rows, None]).mul_(grad_entropy[rows]).add_(factor)
+                        factor = logs
+                    grad = torch.mul(probabilities, factor, out=tiles.narrow(rows, columns))
+                    grad_hidden[rows] -= grad @ weight[columns]
+                    states = hidden[rows]
                 if ctx.weight_grad is not None:
-                    ctx.weight_grad[columns] -= grad.t() @ hidden[rows]
+                    ctx.weight_grad[columns] -= grad.t() @ states
         return grad_hidden.to(hidden.dtype), None, None, None, None, None
 
 
-def _reduce(tiles: _Tiles, rows: slice, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _reduce(
+    tiles: _Tiles, rows: slice, targets: Tensor, kept: _Kept
+) -> tuple[Tensor, Tensor, Tensor]:
     """[n] each: log of the sum of exponentials, mean logit under the softmax, logit of the target.
 
     One pass over the columns, the sums kept relative to the largest logit so far.
@@ -168,7 +197,7 @@ def _reduce(tiles: _Tiles, rows: slice, targets: Tensor) -> tuple[Tensor, Tensor
     weighted = torch.zeros_like(largest)  # sum of exp(logit - largest) (logit - largest)
     chosen = torch.zeros_like(largest)
     for columns in tiles.column_ranges():
-        logits, _ = tiles.logits(rows, columns)
+        logits = tiles.logits(rows, columns)
         place = targets - columns.start
         inside = (place >= 0) & (place < logits.shape[1])
         picked = logits.gather(1, place.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
@@ -181,6 +210,7 @@ def _reduce(tiles: _Tiles, rows: slice, targets: Tensor) -> tuple[Tensor, Tensor
         total = total * scale
         relative = logits.sub_(higher[:, None])
         powers = torch.exp(relative, out=tiles.scratch(rows, columns))
+        kept.offer(rows, columns, powers, tiles.hidden.dtype, higher)
         total += powers.sum(1)
         weighted += torch.linalg.vecdot(powers, relative)
         largest = higher
