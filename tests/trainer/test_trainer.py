@@ -371,8 +371,8 @@ def test_stats_count_what_was_computed_and_metrics_are_declared() -> None:
     assert sum(s.counts["flops"] for s in forward) > 0
     loss_tokens = sum(s.counts["loss_tokens"] for s in spans if s.name == "logprobs")
     assert loss_tokens == batch.num_loss_tokens
-    names = {"pack", "layout", "forward", "logprobs", "backward", "grad_norm", "optimizer"}
-    assert {s.name for s in spans} == names
+    inner = {"layout", "forward", "logprobs", "loss", "backward"}
+    assert {s.name for s in spans} == inner | {"pack", "grad_norm", "optimizer"}
 
 
 @pytest.mark.parametrize("budget", [10_000, 15])
@@ -407,3 +407,35 @@ def test_several_updates_divide_the_step() -> None:
         stats, _ = update(trainer, part)
         assert set(stats.row_ids) == set(part.ids)
     assert trainer.commit() == 1
+
+
+def test_groups_without_advantage_are_measured_and_have_no_backward_pass() -> None:
+    batch = replace(make_batch(MIXED), old_logprobs=None)
+    advantages = np.where(np.repeat(batch.groups, batch.lengths) % 2 == 0, batch.advantages, 0.0)
+    batch = replace(batch, advantages=advantages.astype(np.float32))
+    books = Books.in_memory()
+    trainer = make_trainer(books=books)
+    stats = asyncio.run(trainer.forward_backward(batch))
+    assert sorted(stats.row_ids) == sorted(batch.ids)
+    names = [r.name for r in books.records if isinstance(r, SpanRecord)]
+    assert names.count("forward") == 2
+    assert names.count("backward") == 1
+    trainer._weights.share_gradient()
+
+    # with a loss that may look across the micro-batch nothing is set apart
+    together = make_trainer()
+    together._pack_update = together._pack  # type: ignore[method-assign]
+    whole = asyncio.run(together.forward_backward(batch))
+    together._weights.share_gradient()
+    assert_close(trainer._weights.grads, together._weights.grads)
+    for name, number in whole.metrics.items():
+        if name != "actor/num_micro_batches":
+            assert stats.metrics[name] == pytest.approx(number, rel=1e-4, abs=1e-7), name
+
+
+def test_a_term_besides_the_advantage_keeps_the_backward_pass() -> None:
+    batch = make_batch(MIXED)
+    batch = replace(batch, advantages=np.zeros_like(batch.advantages))
+    for algorithm, has_gradient in ((AlgorithmConfig(), False), (KL_AND_ENTROPY, True)):
+        found = gradients(make_trainer(algorithm=algorithm), batch)
+        assert any(bool(grad.any()) for grad in found.values()) == has_gradient

@@ -99,8 +99,11 @@ class _Bundle:
     num_tokens: int
 
 
-def plan_micro_batches(batch: Batch, budget_tokens: int) -> list[PackedRows]:
-    """Micro-batches of at most `budget_tokens` computed tokens that hold every row with a loss token.
+def plan_micro_batches(
+    batch: Batch, budget_tokens: int, groups: Sequence[int] | None = None
+) -> list[PackedRows]:
+    """Micro-batches of at most `budget_tokens` computed tokens that hold every row with a loss token,
+    of all groups or of the given ones.
 
     As few as first-fit decreasing finds, then evened out (longest first onto the emptiest), without
     randomness. Rows of a group whose prompts are equal stay together where they fit the budget; else
@@ -109,7 +112,8 @@ def plan_micro_batches(batch: Batch, budget_tokens: int) -> list[PackedRows]:
     as far as single rows allow. Raises DataError where a row's first token carries loss: nothing
     predicts it.
     """
-    bundles = _bundles(batch, _computed_lengths(batch), budget_tokens)
+    chosen = range(batch.num_groups) if groups is None else groups
+    bundles = _bundles(batch, _computed_lengths(batch), budget_tokens, chosen)
     sizes = [bundle.num_tokens for bundle in bundles]
     bins = _first_fit_decreasing(sizes, budget_tokens)
     even = balance(sizes, len(bins)) if bins else []
@@ -194,9 +198,11 @@ def _computed_lengths(batch: Batch) -> I64:
     return lengths
 
 
-def _bundles(batch: Batch, lengths: I64, budget_tokens: int) -> list[_Bundle]:
+def _bundles(
+    batch: Batch, lengths: I64, budget_tokens: int, groups: Sequence[int]
+) -> list[_Bundle]:
     bundles = []
-    for group in range(batch.num_groups):
+    for group in groups:
         members = [int(r) for r in np.flatnonzero(batch.groups == group) if lengths[r] > 0]
         for rows in _same_prompt(batch, members):
             bundles += _cut(rows, int(batch.prompt_lengths[rows[0]]), lengths, budget_tokens)

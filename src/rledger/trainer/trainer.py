@@ -9,7 +9,7 @@ Legend for shapes: T tokens of the batch, S tokens of a micro-batch, N its loss 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -155,12 +155,14 @@ class DecoderTrainer:
     async def forward_backward(self, batch: Batch) -> UpdateStats:
         """Accumulate the gradient of one update; `row_ids` in the order of computation.
 
-        A row without a loss token is not computed. Raises NonFiniteError naming the trajectories,
+        A row without a loss token is not computed. A micro-batch whose loss depends on none of its
+        tokens (all advantages 0, and no other term) is measured, and its backward pass left out: the
+        gradient is 0. Raises NonFiniteError naming the trajectories,
         and DataError where no row has a loss token.
         """
         assert self._pending is None, "forward_backward twice without optim_step between"
         self._placement.apply_threads()
-        packs = self._pack(batch)
+        packs = self._pack_update(batch)
         if not packs:
             raise DataError(
                 "no token of this update is trained on: every completion is empty or masked out"
@@ -234,13 +236,37 @@ class DecoderTrainer:
     def _role(self) -> str:
         return "critic" if self._is_critic else "policy"
 
-    def _pack(self, batch: Batch) -> list[PackedRows]:
+    def _pack(self, batch: Batch, *parts: Sequence[int]) -> list[PackedRows]:
+        """Micro-batches of all groups, or of each part of them by itself."""
+        budget = self._setup.micro_batch_tokens
         with self._lane.span("pack", state="copy") as span:
-            packs = plan_micro_batches(batch, self._setup.micro_batch_tokens)
+            packs = [
+                packed
+                for groups in parts or (None,)
+                for packed in plan_micro_batches(batch, budget, groups)
+            ]
             span.add(
                 tokens=sum(packed.num_tokens for packed in packs), num_micro_batches=len(packs)
             )
         return packs
+
+    def _pack_update(self, batch: Batch) -> list[PackedRows]:
+        """Micro-batches of an update; groups that cannot have a gradient stand apart from the others.
+
+        Not so where the loss selects among the tokens of a micro-batch: that would change it.
+        """
+        advantages = batch.advantages
+        depends = self._setup.algorithm.loss.depends_on_micro_batching
+        if self._is_critic or depends or advantages is None:
+            return self._pack(batch)
+        rows = np.repeat(np.arange(batch.num_rows), batch.lengths)[batch.loss_mask]
+        moves = advantages[batch.loss_mask] != 0.0
+        with_signal = set(batch.groups[rows[moves]].tolist())
+        return self._pack(
+            batch,
+            sorted(with_signal),
+            [group for group in range(batch.num_groups) if group not in with_signal],
+        )
 
     def _compute(
         self, batch: Batch, compute: Callable[[PackedRows], Tensor]
@@ -287,45 +313,63 @@ class DecoderTrainer:
     def _values(self, packed: PackedRows) -> Tensor:
         return self._decoder.values(self._hidden(self._decoder, packed))
 
-    def _loss(
-        self, batch: Batch, packed: PackedRows, normaliser: Normaliser, number: int
-    ) -> MicroBatchLoss:
-        """Forward pass and loss. Raises NonFiniteError."""
+    def _outputs(self, packed: PackedRows) -> tuple[Tensor, ...]:
+        """Log-probabilities and entropies [N] of the policy, or values [N] of the critic."""
         if self._is_critic:
-            outputs = self._values(packed)
-            result = self._critic_objective(batch, packed, outputs, normaliser)
+            return (self._values(packed),)
+        weight_grad = self._weights.grad_of(self._decoder.lm_head_weight)
+        return self._logprobs(self._decoder, packed, weight_grad)
+
+    def _loss(
+        self,
+        batch: Batch,
+        packed: PackedRows,
+        outputs: Sequence[Tensor],
+        normaliser: Normaliser,
+        number: int,
+    ) -> tuple[MicroBatchLoss, list[Tensor]]:
+        """The loss of outputs without a history, and its gradients by them. NonFiniteError."""
+        leaves = [x.detach().requires_grad_(x.requires_grad) for x in outputs]
+        if self._is_critic:
+            result = self._critic_objective(batch, packed, leaves[0], normaliser)
         else:
-            weight_grad = self._weights.grad_of(self._decoder.lm_head_weight)
-            outputs, entropies = self._logprobs(self._decoder, packed, weight_grad)
-            seed = derive_seed(
-                self._setup.seed, _LOSS_SEEDS, self._weights.num_updates_done, number
-            )
-            result = self._policy_objective(batch, packed, outputs, entropies, normaliser, seed)
-        if not math.isfinite(float(result.loss.detach())):
-            is_bad = ~(outputs.detach().isfinite() & result.token_losses.isfinite())
+            path = (_LOSS_SEEDS, self._weights.num_updates_done, number)
+            seed = derive_seed(self._setup.seed, *path)
+            logprobs, entropies = leaves
+            result = self._policy_objective(batch, packed, logprobs, entropies, normaliser, seed)
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        grads = list(torch.autograd.grad(result.loss, wanted))
+        columns = [leaves[0].detach(), result.token_losses, *grads]
+        is_bad = ~torch.stack([column.isfinite() for column in columns]).all(0)
+        if bool(is_bad.any()) or not math.isfinite(float(result.loss.detach())):
             numbers = np.unique(packed.row_numbers[is_bad.cpu().numpy()])
-            rows = [packed.rows[number] for number in numbers] or list(packed.rows)
-            raise _not_finite(f"the loss of the {self._role()}", [batch.ids[row] for row in rows])
-        return result
+            rows = [packed.rows[number] for number in numbers] or packed.rows
+            ids = [batch.ids[row] for row in rows]
+            raise _not_finite(f"the loss of the {self._role()}", ids)
+        return result, grads
 
     def _accumulate(
         self, batch: Batch, packed: PackedRows, normaliser: Normaliser, number: int
     ) -> MicroBatchLoss:
-        result = self._loss(batch, packed, normaliser, number)
-        spec, recompute = self._decoder.spec, self._setup.activation_checkpointing
+        outputs = self._outputs(packed)
+        with self._lane.span("loss"):
+            result, grads = self._loss(batch, packed, outputs, normaliser, number)
+            is_flat = not any(bool(grad.any()) for grad in grads)
+        if is_flat:
+            return result
+        spec, size = self._decoder.spec, self._decoder.dtype.itemsize
         num_scored = 0 if self._is_critic else packed.num_loss_tokens
         cost = backward_cost(
             spec,
             packed.num_tokens,
             packed.num_pairs,
             num_scored,
-            self._decoder.dtype.itemsize,
-            recompute=recompute,
+            size,
+            recompute=self._setup.activation_checkpointing,
         )
-        cost += head_cost(spec, num_scored, self._decoder.dtype.itemsize)  # logits made again
         with self._lane.span("backward") as span:
             span.add(tokens=packed.num_tokens, flops=cost.flops)
-            result.loss.backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward([x for x in outputs if x.requires_grad], grads)
         return result
 
     def _raise_together(self, failure: NonFiniteError | None) -> None:
