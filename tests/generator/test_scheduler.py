@@ -20,16 +20,16 @@ def held(scheduler: Scheduler) -> list[int]:
 def advance(scheduler: Scheduler, chunk: int) -> list[str]:
     """One engine step without its arithmetic; ids that finished."""
     scheduler.admit()
-    segments = scheduler.prefill_chunk(chunk)
-    if segments:
-        assert sum(s.length for s in segments) <= chunk
-        for segment in segments:
-            owner = segment.prompt if segment.sequence is None else segment.sequence
-            assert owner.num_cached == segment.start
-            owner.num_cached += segment.length
+    pieces = scheduler.prefill_chunk(chunk)
+    if pieces:
+        assert sum(s.length for s in pieces) <= chunk
+        for piece in pieces:
+            owner = piece.prompt if piece.sequence is None else piece.sequence
+            assert owner.num_cached == piece.start
+            owner.num_cached += piece.length
             assert num_blocks_for(owner.num_cached) <= len(owner.blocks)
-            if segment.sequence is None and owner.num_cached == len(segment.prompt.token_ids):
-                segment.prompt.hidden = object()  # type: ignore[assignment]
+            if piece.sequence is None and owner.num_cached == len(piece.prompt.token_ids):
+                piece.prompt.hidden = object()  # type: ignore[assignment]
         return []
     scheduler.grow()
     done = []

@@ -1,6 +1,6 @@
 """Attention of one forward pass over the cache; `Attend` of `models.decoder`.
 
-Legend for shapes: T tokens of the pass, n segments of a part, L tokens of a segment, J blocks, S cache
+Legend for shapes: T tokens of the pass, n pieces of a part, L tokens of a piece, J blocks, S cache
 slots (J blocks of BLOCK_TOKENS), K key/value heads, G query heads of one of them, N = K * G, H head
 size, R rows of every deterministic pass.
 
@@ -25,14 +25,14 @@ from rledger.generator.blocks import BLOCK_TOKENS, NULL_BLOCK
 from rledger.generator.kv_cache import KVCache
 from rledger.generator.sequences import FAR
 
-__all__ = ["CacheAttention", "PaddedAttention", "Span", "TiledAttention"]
+__all__ = ["CacheAttention", "PaddedAttention", "RowSet", "TiledAttention"]
 
 I64 = npt.NDArray[np.int64]
 TILE_BLOCKS = 8  # blocks that deterministic attention takes at a time
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RowSet:
     """Neighbouring tokens of one sequence in a pass, and where its keys lie."""
 
     row: int  # of the first token in the pass
@@ -50,24 +50,24 @@ class CacheAttention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Segments of similar size, padded to the largest."""
+    """Pieces of similar size, padded to the largest."""
 
-    rows: slice | None  # of one-token segments that stand together
+    rows: slice | None  # of one-token pieces that stand together
     gather: Tensor | None  # [n * L] row of each padded query
     scatter: tuple[Tensor, Tensor] | None  # (row, padded place) of each real query
     length: int  # L
-    num_segments: int  # n
+    num_pieces: int  # n
     blocks: Tensor  # [n * J]
     mask: Tensor  # [K * n, G * L, S], 0 or -inf
 
 
 class PaddedAttention:
-    """The fast form: segments in a few parts, each padded to its longest."""
+    """The fast form: pieces in a few parts, each padded to its longest."""
 
     def __init__(
         self,
         cache: KVCache,
-        spans: Sequence[Span],
+        row_sets: Sequence[RowSet],
         slots: I64,
         *,
         dtype: torch.dtype,
@@ -76,7 +76,7 @@ class PaddedAttention:
         self._cache = cache
         self._scale = 1.0 / math.sqrt(cache.head_size)
         self._key_slots, self._value_slots = _split_slots(slots, device)
-        self._parts = [_part(part, cache, dtype, device) for part in _alike(spans)]
+        self._parts = [_part(part, cache, dtype, device) for part in _alike(row_sets)]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
         """[T, N * H] from q [T, N, H], k and v [T, K, H]."""
@@ -95,7 +95,7 @@ class PaddedAttention:
     def _attend(self, layer: int, q: Tensor, part: _Part) -> Tensor:
         """[n * L, N * H] of q [n * L, N, H]."""
         heads, size = self._cache.num_kv_heads, self._cache.head_size
-        n, length = part.num_segments, part.length
+        n, length = part.num_pieces, part.length
         cached = self._cache.gather(layer, part.blocks)
         keys, values = cached.view(2, heads * n, -1, size).unbind(0)
         q = q.view(n, length, heads, -1, size).permute(2, 0, 3, 1, 4)
@@ -116,7 +116,7 @@ class TiledAttention:
     def __init__(
         self,
         cache: KVCache,
-        spans: Sequence[Span],
+        row_sets: Sequence[RowSet],
         slots: I64,
         *,
         num_rows: int,
@@ -129,17 +129,17 @@ class TiledAttention:
         padded[:] = cache.slots([NULL_BLOCK], [0])
         padded[: len(slots)] = slots
         self._key_slots, self._value_slots = _split_slots(padded, device)
-        most = max(len(span.table) for span in spans)
+        most = max(len(row_set.table) for row_set in row_sets)
         num_tiles = -(-most // TILE_BLOCKS)
         tables = np.full((num_rows, num_tiles * TILE_BLOCKS), NULL_BLOCK, dtype=np.int64)
         keys = np.full((num_rows, num_tiles * TILE_BLOCKS * BLOCK_TOKENS), FAR, dtype=np.int64)
         keys[:, 0] = 0  # rows that no token fills attend to the null block
         queries = np.zeros(num_rows, dtype=np.int64)
-        for span in spans:
-            rows = slice(span.row, span.row + span.length)
-            tables[rows, : len(span.table)] = span.table
-            keys[rows, : len(span.key_positions)] = span.key_positions
-            queries[rows] = span.first_position + np.arange(span.length)
+        for row_set in row_sets:
+            rows = slice(row_set.row, row_set.row + row_set.length)
+            tables[rows, : len(row_set.table)] = row_set.table
+            keys[rows, : len(row_set.key_positions)] = row_set.key_positions
+            queries[rows] = row_set.first_position + np.arange(row_set.length)
         mask = np.where(keys <= queries[:, None], np.float32(0), np.float32("-inf"))
         self._tiles = [
             (
@@ -185,33 +185,35 @@ def _split_slots(slots: I64, device: torch.device) -> tuple[Tensor, Tensor]:
     )
 
 
-def _alike(spans: Sequence[Span]) -> list[list[Span]]:
-    """Split spans, which stand in falling order of size, where padding would double the work."""
-    parts: list[list[Span]] = []
-    for span in spans:
+def _alike(row_sets: Sequence[RowSet]) -> list[list[RowSet]]:
+    """Split row_sets, which stand in falling order of size, where padding would double the work."""
+    parts: list[list[RowSet]] = []
+    for row_set in row_sets:
         first = parts[-1][0] if parts else None
         if (
             first is not None
-            and 2 * span.length > first.length
-            and 3 * len(span.table) >= 2 * len(first.table)
+            and 2 * row_set.length > first.length
+            and 3 * len(row_set.table) >= 2 * len(first.table)
         ):
-            parts[-1].append(span)
+            parts[-1].append(row_set)
         else:
-            parts.append([span])
+            parts.append([row_set])
     return parts
 
 
-def _part(spans: Sequence[Span], cache: KVCache, dtype: torch.dtype, device: torch.device) -> _Part:
-    n = len(spans)
-    length = max(span.length for span in spans)
-    most = max(len(span.table) for span in spans)
+def _part(
+    row_sets: Sequence[RowSet], cache: KVCache, dtype: torch.dtype, device: torch.device
+) -> _Part:
+    n = len(row_sets)
+    length = max(row_set.length for row_set in row_sets)
+    most = max(len(row_set.table) for row_set in row_sets)
     table = np.full((n, most), NULL_BLOCK, dtype=np.int64)
     keys = np.full((n, most * BLOCK_TOKENS), FAR, dtype=np.int64)
     queries = np.full((n, length), FAR - 1, dtype=np.int64)  # padding attends to everything
-    for i, span in enumerate(spans):
-        table[i, : len(span.table)] = span.table
-        keys[i, : len(span.key_positions)] = span.key_positions
-        queries[i, : span.length] = span.first_position + np.arange(span.length)
+    for i, row_set in enumerate(row_sets):
+        table[i, : len(row_set.table)] = row_set.table
+        keys[i, : len(row_set.key_positions)] = row_set.key_positions
+        queries[i, : row_set.length] = row_set.first_position + np.arange(row_set.length)
     visible = torch.from_numpy(keys[:, None, :] <= queries[:, :, None]).to(device)
     mask = torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, -math.inf)
     # whole, since it is added to scores in all layers: broadcasting costs more than it saves
@@ -219,23 +221,23 @@ def _part(spans: Sequence[Span], cache: KVCache, dtype: torch.dtype, device: tor
     mask = mask[None, :, None].expand(heads).reshape(heads[0] * n, -1, heads[-1])
     rows = gather = scatter = None
     if length == 1:
-        rows = slice(spans[0].row, spans[0].row + n)
+        rows = slice(row_sets[0].row, row_sets[0].row + n)
     else:
-        gather, scatter = _padding(spans, length, device)
+        gather, scatter = _padding(row_sets, length, device)
     blocks = torch.from_numpy(table.reshape(-1)).to(device)
     return _Part(rows, gather, scatter, length, n, blocks, mask)
 
 
 def _padding(
-    spans: Sequence[Span], length: int, device: torch.device
+    row_sets: Sequence[RowSet], length: int, device: torch.device
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Rows of all padded queries [n * L], and (row, padded place) of the real ones."""
-    gather = np.zeros((len(spans), length), dtype=np.int64)
+    gather = np.zeros((len(row_sets), length), dtype=np.int64)
     rows, places = [], []
-    for i, span in enumerate(spans):
-        own = np.arange(span.length)
-        gather[i, : span.length] = span.row + own
-        rows.append(span.row + own)
+    for i, row_set in enumerate(row_sets):
+        own = np.arange(row_set.length)
+        gather[i, : row_set.length] = row_set.row + own
+        rows.append(row_set.row + own)
         places.append(i * length + own)
     return torch.from_numpy(gather.reshape(-1)).to(device), (
         torch.from_numpy(np.concatenate(rows)).to(device),

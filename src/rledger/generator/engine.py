@@ -16,12 +16,12 @@ from torch import Tensor
 from rledger.books import Lane
 from rledger.config.generator import GeneratorConfig
 from rledger.errors import ConfigError, DataError, NonFiniteError, RLedgerError
-from rledger.generator.attention import CacheAttention, PaddedAttention, Span, TiledAttention
+from rledger.generator.attention import CacheAttention, PaddedAttention, RowSet, TiledAttention
 from rledger.generator.blocks import BLOCK_TOKENS
 from rledger.generator.kv_cache import KVCache
 from rledger.generator.sampling import Sampler
 from rledger.generator.scheduler import Scheduler
-from rledger.generator.sequences import Segment
+from rledger.generator.sequences import Piece
 from rledger.generator.sequences import Sequence as Running
 from rledger.generator.stats import GeneratorStats
 from rledger.generator.stops import finish_reason
@@ -180,39 +180,39 @@ class Engine:
                 return []
             return self._generate()
 
-    def _prefill(self, segments: list[Segment]) -> None:
-        segments.sort(key=lambda segment: -segment.length)
+    def _prefill(self, pieces: list[Piece]) -> None:
+        pieces.sort(key=lambda piece: -piece.length)
         token_ids: list[int] = []
         positions: list[int] = []
-        spans, slots = [], []
-        for segment in segments:
-            table, key_positions = segment.table()
-            first = segment.first_position
-            spans.append(Span(len(token_ids), segment.length, first, table, key_positions))
-            index = range(segment.start, segment.start + segment.length)
-            slots += [(segment.blocks[i // BLOCK_TOKENS], i % BLOCK_TOKENS) for i in index]
-            token_ids += segment.token_ids
-            positions += range(first, first + segment.length)
-        context = sum(segment.first_position * segment.length for segment in segments)
+        row_sets, slots = [], []
+        for piece in pieces:
+            table, key_positions = piece.table()
+            first = piece.first_position
+            row_sets.append(RowSet(len(token_ids), piece.length, first, table, key_positions))
+            index = range(piece.start, piece.start + piece.length)
+            slots += [(piece.blocks[i // BLOCK_TOKENS], i % BLOCK_TOKENS) for i in index]
+            token_ids += piece.token_ids
+            positions += range(first, first + piece.length)
+        context = sum(piece.first_position * piece.length for piece in pieces)
         with self._lane.span(
-            "prefill", tokens=len(token_ids), num_segments=len(segments), context_tokens=context
+            "prefill", tokens=len(token_ids), num_pieces=len(pieces), context_tokens=context
         ):
-            hidden = self._forward(token_ids, positions, spans, slots)
-        for segment, span in zip(segments, spans, strict=True):
-            self._computed(segment, hidden[span.row + span.length - 1])
+            hidden = self._forward(token_ids, positions, row_sets, slots)
+        for piece, row_set in zip(pieces, row_sets, strict=True):
+            self._computed(piece, hidden[row_set.row + row_set.length - 1])
 
-    def _computed(self, segment: Segment, last_hidden: Tensor) -> None:
-        """Note that a segment is in the cache."""
-        counts, prompt = self._counts, segment.prompt
-        if segment.sequence is not None:
-            segment.sequence.num_cached += segment.length
-            counts.recomputed_tokens += segment.length
+    def _computed(self, piece: Piece, last_hidden: Tensor) -> None:
+        """Note that a piece is in the cache."""
+        counts, prompt = self._counts, piece.prompt
+        if piece.sequence is not None:
+            piece.sequence.num_cached += piece.length
+            counts.recomputed_tokens += piece.length
             return
-        prompt.num_cached += segment.length
+        prompt.num_cached += piece.length
         new = max(0, prompt.num_cached - prompt.num_ever_cached)
         prompt.num_ever_cached += new
         counts.prefill_tokens += new
-        counts.recomputed_tokens += segment.length - new
+        counts.recomputed_tokens += piece.length - new
         if prompt.num_cached == len(prompt.token_ids):
             prompt.hidden = last_hidden.clone()
 
@@ -248,19 +248,19 @@ class Engine:
 
     def _decode_rows(self, decoding: list[Running]) -> Tensor:
         """[T, D] (or [R, D]) hidden states after the newest token of each sequence."""
-        spans, slots, positions = [], [], []
+        row_sets, slots, positions = [], [], []
         for row, sequence in enumerate(decoding):
             table, key_positions = sequence.table()
             index = sequence.num_cached
             position = sequence.num_context
-            spans.append(Span(row, 1, position, table, key_positions))
+            row_sets.append(RowSet(row, 1, position, table, key_positions))
             slots.append((sequence.blocks[index // BLOCK_TOKENS], index % BLOCK_TOKENS))
             positions.append(position)
         context = sum(positions)
         with self._lane.span(
             "decode", rows=len(decoding), tokens=len(decoding), context_tokens=context
         ):
-            hidden = self._forward([s.token_ids[-1] for s in decoding], positions, spans, slots)
+            hidden = self._forward([s.token_ids[-1] for s in decoding], positions, row_sets, slots)
         for sequence in decoding:
             sequence.num_cached += 1
         return hidden
@@ -269,7 +269,7 @@ class Engine:
         self,
         token_ids: list[int],
         positions: list[int],
-        spans: list[Span],
+        row_sets: list[RowSet],
         slots: list[tuple[int, int]],
     ) -> Tensor:
         """Hidden states [T, D], or [R, D] in deterministic mode; keys and values go to `slots`."""
@@ -280,11 +280,11 @@ class Engine:
         attend: CacheAttention
         rows = len(token_ids)
         if self._fixed_rows is None:
-            attend = PaddedAttention(self._cache, spans, where, dtype=dtype, device=device)
+            attend = PaddedAttention(self._cache, row_sets, where, dtype=dtype, device=device)
         else:
             rows = self._fixed_rows
             attend = TiledAttention(
-                self._cache, spans, where, num_rows=rows, dtype=dtype, device=device
+                self._cache, row_sets, where, num_rows=rows, dtype=dtype, device=device
             )
         inputs = np.zeros((2, rows), dtype=np.int64)
         inputs[0, : len(token_ids)] = token_ids

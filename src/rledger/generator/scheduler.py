@@ -10,10 +10,20 @@ from collections import deque
 
 from rledger.errors import ConfigError, DataError
 from rledger.generator.blocks import BLOCK_TOKENS, BlockPool, num_blocks_for
-from rledger.generator.sequences import Segment, Sequence, SharedPrompt
+from rledger.generator.sequences import Piece, Sequence, SharedPrompt
 from rledger.types import GenerationRequest
 
 __all__ = ["Scheduler"]
+
+
+_MAX_SCORES = 2**21  # queries times keys of a piece: what attention holds for each head at a time
+_MIN_PIECE_TOKENS = 16
+
+
+def _piece_length(wanted: int, left: int, num_before: int) -> int:
+    """Tokens to compute next of `wanted` ones that follow `num_before` others."""
+    length = min(wanted, left)
+    return min(length, max(_MIN_PIECE_TOKENS, _MAX_SCORES // max(num_before + length, 1)))
 
 
 class Scheduler:
@@ -67,9 +77,9 @@ class Scheduler:
             sequence.is_running = True
             self.running.append(sequence)
 
-    def prefill_chunk(self, max_tokens: int) -> list[Segment]:
+    def prefill_chunk(self, max_tokens: int) -> list[Piece]:
         """The next at most `max_tokens` tokens to compute before sequences can decode; else none."""
-        segments: list[Segment] = []
+        pieces: list[Piece] = []
         planned: set[int] = set()  # prompts that this chunk completes
         left = max_tokens
         for sequence in self.running:
@@ -77,19 +87,21 @@ class Scheduler:
                 break
             prompt = sequence.prompt
             if not prompt.is_ready and id(prompt) not in planned:
-                if any(s.prompt is prompt for s in segments):
+                if any(s.prompt is prompt for s in pieces):
                     continue  # its rest comes with the next chunk
-                length = min(len(prompt.token_ids) - prompt.num_cached, left)
-                segments.append(Segment(prompt, None, prompt.num_cached, length))
+                length = _piece_length(
+                    len(prompt.token_ids) - prompt.num_cached, left, prompt.num_cached
+                )
+                pieces.append(Piece(prompt, None, prompt.num_cached, length))
                 left -= length
                 if prompt.num_cached + length < len(prompt.token_ids):
                     continue
                 planned.add(id(prompt))
-            length = min(sequence.num_to_recompute, left)
+            length = _piece_length(sequence.num_to_recompute, left, sequence.num_context)
             if length:
-                segments.append(Segment(prompt, sequence, sequence.num_cached, length))
+                pieces.append(Piece(prompt, sequence, sequence.num_cached, length))
                 left -= length
-        return segments
+        return pieces
 
     def grow(self) -> None:
         """Give each decoding sequence the block its newest token goes to, preempting if it must."""

@@ -14,7 +14,7 @@ from rledger.types import Completion, FinishReason, GenerationRequest, VersionSp
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["FAR", "Segment", "Sequence", "SharedPrompt"]
+__all__ = ["FAR", "Piece", "Sequence", "SharedPrompt"]
 
 FAR = 2**30  # position of a cache slot that holds no token: later than every query
 _OFFSETS = np.arange(BLOCK_TOKENS, dtype=np.int64)
@@ -129,7 +129,7 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class Piece:
     """Neighbouring tokens of a prompt (`sequence` None) or of a sequence, computed in one pass."""
 
     prompt: SharedPrompt

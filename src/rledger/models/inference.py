@@ -209,7 +209,7 @@ class InferenceDecoder:
         return F.silu(gate).mul_(up)
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights served, under Hugging Face names, bit for bit as they are used; copies."""
+        """The weights served, under Hugging Face names, bit for bit as they are used; not to be changed."""
         state = {"embedding": self.embedding, "final_norm.weight": self.final_norm.weight}
         if not self.spec.tied_embeddings:
             state["head.weight"] = self.head.dense()
