@@ -58,6 +58,7 @@ class _Place:
     parent: type[BaseModel] | None  # the section that the last key is, or should be, in
     field: FieldInfo | None
     entry: int | None  # of the field's list
+    in_table: bool = False  # the last key is one of the user's own, in the field's table
 
 
 def _find(location: Sequence[str | int], root: type[BaseModel]) -> _Place:
@@ -67,6 +68,7 @@ def _find(location: Sequence[str | int], root: type[BaseModel]) -> _Place:
     field: FieldInfo | None = None
     entry: int | None = None
     parts: list[str] = []
+    in_table = False
     for part in location:
         chosen = [s for s in sections if len(sections) > 1 and variant_of(s) == part]
         if chosen:
@@ -82,7 +84,8 @@ def _find(location: Sequence[str | int], root: type[BaseModel]) -> _Place:
             sections = [] if field is None else sections_in(field.annotation)
         elif field is not None and "a table" in field_kind(field):
             parts.append(part)
-    return _Place(".".join(parts), parent, field, entry)
+            in_table = True
+    return _Place(".".join(parts), parent, field, entry, in_table)
 
 
 def _describe(
@@ -103,6 +106,8 @@ def _describe(
         return [f"{key} = {_shown(given)}{where}: {message}"]
     assert place.field is not None, f"{detail['type']} at {detail['loc']}"
     wants = field_kind(place.field)
+    if place.in_table:
+        wants = wants.rpartition("each value is ")[2]
     what = f"{key} = {_shown(given)}"
     if place.entry is not None and not key.endswith(f".{place.entry}"):
         what = f"{key}: entry {place.entry + 1} is {_shown(given)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -114,18 +114,16 @@ def _kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         return _union_kind(arguments, metadata)
     if origin is Literal:
         return _one_of(arguments)
-    if isinstance(annotation, TypeVar) or annotation is Any:
-        return "any value"
     for kind, words in _PLAIN:
         if annotation is kind:
             return words + _limits(metadata)
     if origin in (tuple, list):
         return "a list; each entry is " + _kind(arguments[0])
     if origin is dict:
-        return "a table; each value is " + _kind(arguments[1])
+        return f"a table; each value is {_kind(arguments[1])}".replace("is any value", "is free")
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "a section"
-    return _kind(getattr(annotation, "__value__", Any))  # a named type, such as a JSON value
+    return "any value"  # a JSON value
 
 
 _PLAIN: tuple[tuple[Any, str], ...] = (
