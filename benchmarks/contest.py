@@ -120,9 +120,15 @@ class Side:
         return message
 
     def _failed(self, what: str) -> SideError:
-        self._log.flush()
+        try:
+            status = f"exit status {self._process.wait(timeout=5)}"
+        except subprocess.TimeoutExpired:
+            status = "still running"
         self._log.seek(0)
-        return SideError(f"{self.name} {what}:\n{self._log.read()[-4_000:]}")
+        told = self._log.read()[-4_000:]
+        return SideError(
+            f"{self.name} {what} ({status}; -9 is most often a machine out of memory):\n{told}"
+        )
 
 
 def alternate(

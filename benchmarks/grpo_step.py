@@ -62,9 +62,10 @@ def calibrate(args: argparse.Namespace, python: str) -> tuple[dict[str, Any], li
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     python = interpreter(args.trl)
+    tried: list[dict[str, Any]] = []
     if args.settings:
         precision, size = args.settings.split(":")
-        best, tried = {"precision": precision, "micro_batch": int(size)}, []
+        best = {"precision": precision, "micro_batch": int(size)}
     else:
         print("TRL's settings, one warm step and one measured step each")
         best, tried = calibrate(args, python)
