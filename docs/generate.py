@@ -43,18 +43,17 @@ def key_tables() -> str:
     """A heading and a table for each section of a recipe, then those that only warm-up recipes have."""
     seen: dict[type[BaseModel], str] = {}
     lines: list[str] = []
-    for root, names in (
-        (Recipe, list(Recipe.model_fields)),
-        (WarmupRecipe, [n for n in WarmupRecipe.model_fields if n not in Recipe.model_fields]),
-    ):
-        for name in names:
-            lines += _field_sections(name, root.model_fields[name], seen)
+    for name, field in Recipe.model_fields.items():
+        lines += _field_sections(name, field, seen)
+    lines += ["## Keys of warm-up recipes alone", ""]
+    lines += ["A recipe of `rledger warmup` has `[tasks]` and `[trainer]` as above, and:", ""]
+    for name, field in WarmupRecipe.model_fields.items():
+        if name not in Recipe.model_fields:
+            lines += _field_sections(name, field, seen)
     return "\n".join(lines)
 
 
-def _field_sections(
-    key: str, field: FieldInfo, seen: dict[type[BaseModel], str]
-) -> Iterator[str]:
+def _field_sections(key: str, field: FieldInfo, seen: dict[type[BaseModel], str]) -> Iterator[str]:
     """The sections that a key can hold, each described where it first appears."""
     sections = sections_in(field.annotation)
     for section in sections:
@@ -67,7 +66,12 @@ def _field_sections(
 
 
 def _section(
-    key: str, title: str, section: type[BaseModel], seen: dict[type[BaseModel], str], *, chosen: bool
+    key: str,
+    title: str,
+    section: type[BaseModel],
+    seen: dict[type[BaseModel], str],
+    *,
+    chosen: bool,
 ) -> Iterator[str]:
     yield f"### {title}"
     yield ""
@@ -89,9 +93,10 @@ def _section(
 
 def _kind(field: FieldInfo) -> str:
     variants = [variant_of(section) for section in sections_in(field.annotation)]
-    if len(variants) > 1 and "list" not in field_kind(field):
+    kind = field_kind(field)
+    if len(variants) > 1 and not kind.startswith("a list"):
         return "a section; `type` is " + ", ".join(f"`{variant}`" for variant in variants)
-    return field_kind(field)
+    return kind
 
 
 def _default(field: FieldInfo) -> str:
@@ -120,7 +125,11 @@ def report_picture(run_folder: Path) -> str:
     from rledger.report.terminal import render_report
 
     console = Console(
-        record=True, width=_REPORT_WIDTH, file=io.StringIO(), force_terminal=True, highlight=False,
+        record=True,
+        width=_REPORT_WIDTH,
+        file=io.StringIO(),
+        force_terminal=True,
+        highlight=False,
         color_system="truecolor",
     )
     for line in console.render_lines(render_report(run_folder), pad=False):
