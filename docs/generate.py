@@ -27,7 +27,7 @@ DOCS = Path(__file__).parent
 BEGIN = "<!-- keys: written by docs/generate.py, do not edit by hand -->"
 END = "<!-- end of keys -->"
 _REPORT_WIDTH = 108
-_REPORT_ENDS = "Learning"  # the curves are left to the terminal
+_REPORT_ENDS = "Throughput"  # the rest is left to the terminal
 
 
 def configuration_page(page: str) -> str:
@@ -118,7 +118,7 @@ def _cell(text: str) -> str:
 
 
 def report_picture(run_folder: Path) -> str:
-    """`rledger report` on a run as an SVG, down to the data account."""
+    """`rledger report` on a run as an SVG, down to where the run's time went."""
     from rich.console import Console
     from rich.segment import Segment, Segments
 

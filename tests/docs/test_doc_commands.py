@@ -119,5 +119,5 @@ def test_the_picture_of_the_report_can_be_drawn_again(
     assert train(make_recipe("run.name=demo", "run.num_steps=1")).finished
     picture = generate.report_picture(tmp_path / "runs" / "demo")
     assert "unaccounted" in picture
-    assert "Learning" not in picture
+    assert "Throughput" not in picture
     assert picture.startswith("<svg")
