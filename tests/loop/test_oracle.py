@@ -37,7 +37,9 @@ def _straight(loaded: Any, num_steps: int) -> list[str]:
 def test_five_steps_of_the_controller_equal_the_straight_line_bitwise(
     make_recipe: Callable[..., Any], algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded = make_recipe("run.num_steps=5", "evaluation.before_training=false", *ALGORITHMS[algorithm])
+    loaded = make_recipe(
+        "run.num_steps=5", "evaluation.before_training=false", *ALGORITHMS[algorithm]
+    )
     digests: list[str] = []
     from rledger.trainer.trainer import DecoderTrainer
 

@@ -112,12 +112,16 @@ def test_an_interrupt_ends_the_run_saved_and_resumable(
 def test_a_finished_run_can_be_extended_and_equals_the_longer_one(
     make_recipe: Callable[..., Any], tmp_path: Path
 ) -> None:
-    quiet = ("evaluation.before_training=false", "checkpoint.export_hf=false")
+    quiet = ("evaluation.before_training=false",)
     assert train(make_recipe("run.name=short", "run.num_steps=2", *quiet)).step == 2
+    first = _weights(tmp_path / "runs" / "short")
     assert train(make_recipe("run.name=short", "run.num_steps=4", *quiet)).step == 4
     assert train(make_recipe("run.name=long", "run.num_steps=4", *quiet)).step == 4
+    assert first != _weights(tmp_path / "runs" / "short") == _weights(tmp_path / "runs" / "long")
     short, long = (_rows(tmp_path / "runs" / name) for name in ("short", "long"))
-    learned = [name for name in long[-1] if name.startswith(("actor/", "critic/", "response_length/"))]
+    learned = [
+        name for name in long[-1] if name.startswith(("actor/", "critic/", "response_length/"))
+    ]
     assert len(learned) > 5
     assert [{n: row.get(n) for n in learned} for row in short] == [
         {n: row.get(n) for n in learned} for row in long

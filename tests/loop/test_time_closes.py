@@ -52,7 +52,9 @@ def test_a_stage_that_raises_still_books_its_time(
     with pytest.raises(RuntimeError, match="planted"):
         train(make_recipe("run.name=raising", "evaluation.before_training=false"))
     spans = [
-        r for r in read_books(tmp_path / "runs" / "raising").surviving() if isinstance(r, SpanRecord)
+        r
+        for r in read_books(tmp_path / "runs" / "raising").surviving()
+        if isinstance(r, SpanRecord)
     ]
     (stage,) = [s for s in spans if s.name == "update_actor"]
     assert stage.raised
@@ -75,7 +77,10 @@ def test_the_trained_rows_are_those_that_the_model_really_computed(
 
     quiet = ("run.num_steps=1", "evaluation.before_training=false")
     train(make_recipe("run.name=whole", *quiet))
-    assert data_balance(read_books(tmp_path / "runs" / "whole").surviving(), closed=True).imbalances == []
+    assert (
+        data_balance(read_books(tmp_path / "runs" / "whole").surviving(), closed=True).imbalances
+        == []
+    )
     with monkeypatch.context() as patch:
         patch.setattr(DecoderTrainer, "forward_backward", losing)
         train(make_recipe("run.name=losing", *quiet))

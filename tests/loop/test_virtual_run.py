@@ -108,4 +108,3 @@ def test_a_slower_update_makes_the_update_stage_longer_and_nothing_else() -> Non
     base, slow = seconds(FakePace()), seconds(FakePace(optim_step_s=1.01))
     assert slow["gen"] == pytest.approx(base["gen"], abs=1e-6)
     assert slow["update_actor"] - base["update_actor"] == pytest.approx(5.0, abs=1e-6)
-

@@ -160,7 +160,7 @@ def _flat(extra: Any) -> list[Any]:
 
 def _limits(metadata: Sequence[Any]) -> str:
     found = {
-        name: f"{value:g}"
+        name: str(int(value)) if value == int(value) else f"{value:g}"
         for limit in metadata
         for name in ("ge", "gt", "le", "lt")
         if (value := getattr(limit, name, None)) is not None

@@ -76,9 +76,9 @@ def train(loaded: LoadedRecipe) -> RunOutcome:
                 [view, watch],
                 bounds,
             )
-        if outcome.finished and plan.export_hf and not folder.model.exists():
+        if outcome.finished and plan.export_hf and (outcome.advanced or not folder.model.exists()):
             with lane.span("export_model", state="io"):
-                roles.trainer.export_hf(folder.model)
+                folder.write_model(roles.trainer.export_hf)
         watch.require_complete()
         return outcome
 

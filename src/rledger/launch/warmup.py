@@ -157,9 +157,7 @@ def _generator(
     )
 
 
-def _demonstrations(
-    tasks: LocalTasks, prompts: Sequence[Prompt], settings: WarmupConfig
-) -> Batch:
+def _demonstrations(tasks: LocalTasks, prompts: Sequence[Prompt], settings: WarmupConfig) -> Batch:
     """Each prompt with an answer, as if it had been generated and rewarded."""
     groups = []
     for prompt in prompts:

@@ -41,6 +41,7 @@ class RunOutcome:
 
     step: int  # committed steps
     finished: bool  # False: stopped on request, and resumable
+    advanced: bool  # whether this attempt committed a step
 
 
 class Controller:
@@ -69,6 +70,7 @@ class Controller:
         # Booked in the first attempt too: what an earlier one did after its last checkpoint is void.
         version = context.roles.trainer.policy_version
         context.books.book(Resumed(step=counters.step, policy_version=version))
+        begun_at = counters.step
         await self._begin()
         while counters.step < plan.num_steps and not self._stop.requested:
             before = replace(counters)
@@ -82,13 +84,17 @@ class Controller:
                 await self._publish()
                 if self._saves():
                     self._save()
-                tested = await self._test() if plan.evaluates_after(counters.step) else {}
+                tested = await evaluate(context) if plan.evaluates_after(counters.step) else {}
             self._recorder.record(
                 context, take.groups, batch, before, {**metrics, **update_metrics, **tested}
             )
         if counters.step > self._saved_step:  # the stop was asked for after the step had its chance
             self._save()
-        return RunOutcome(step=counters.step, finished=counters.step >= plan.num_steps)
+        return RunOutcome(
+            step=counters.step,
+            finished=counters.step >= plan.num_steps,
+            advanced=counters.step > begun_at,
+        )
 
     async def _begin(self) -> None:
         """Give the generator the trainer's weights, and measure the policy before it is trained.
@@ -99,7 +105,9 @@ class Controller:
         first = context.counters.step == 0
         with context.lane.step(0, context.roles.trainer.policy_version):
             await self._publish()
-            tested = await self._test() if first and context.plan.evaluation.before_training else {}
+            tested = (
+                await evaluate(context) if first and context.plan.evaluation.before_training else {}
+            )
         if first:
             self._recorder.record_start(context, tested)
 
@@ -200,7 +208,3 @@ class Controller:
         with self._context.stage("save_checkpoint") as span:
             span.add(bytes=self._savepoints.save(self._context))
         self._saved_step = self._context.counters.step
-
-    async def _test(self) -> Mapping[str, float]:
-        with self._context.stage("testing", waits_for="generator"):
-            return await evaluate(self._context)

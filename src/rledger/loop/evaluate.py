@@ -9,7 +9,7 @@ from dataclasses import replace
 from rledger.errors import DataError
 from rledger.loop.context import LoopContext
 from rledger.loop.plan import RunPlan
-from rledger.loop.rollout import run_trajectories
+from rledger.loop.rollout import gather_all, generate_all
 from rledger.schedule.seeds import derive_seed
 from rledger.tasks.evaluation import evaluation_metrics
 from rledger.types import Failure, GenerationRequest, Prompt, Score, Trajectory
@@ -51,9 +51,9 @@ async def evaluate(context: LoopContext) -> Mapping[str, float]:
         for index, prompt in enumerate(prompts)
         for sample in range(config.samples_per_prompt)
     ]
-    trajectories = await run_trajectories(
-        context, pairs, generated_in="testing", scored_in="testing"
-    )
+    with context.stage("testing", waits_for="generator") as span:
+        scoring = await generate_all(context, "testing", pairs, span)
+        trajectories = await context.within_deadline("testing", gather_all(scoring))
     metrics: dict[str, float] = {}
     samples = config.samples_per_prompt
     by_task: dict[str, list[list[Trajectory]]] = defaultdict(list)

@@ -56,7 +56,17 @@ class RealClock:
 
 def run_booked(main: Coroutine[Any, Any, T], lane: Lane, label: WaitLabel) -> T:
     """`asyncio.run` on a loop whose waits are booked on `lane`."""
-    with asyncio.Runner(
-        loop_factory=lambda: asyncio.SelectorEventLoop(BookedSelector(lane, label))
-    ) as runner:
+
+    def make_loop() -> asyncio.AbstractEventLoop:
+        loop = asyncio.SelectorEventLoop(BookedSelector(lane, label))
+        loop.set_exception_handler(_report)
+        return loop
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
         return runner.run(main)
+
+
+def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # The second Ctrl-C leaves the loop by way of whichever task it met; that task has nothing to tell.
+    if not isinstance(context.get("exception"), KeyboardInterrupt):
+        loop.default_exception_handler(context)

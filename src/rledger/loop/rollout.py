@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from rledger.books import DropReason, GroupAdmitted
+from rledger.books import DropReason, GroupAdmitted, Span
 from rledger.errors import DataError
 from rledger.loop.context import LoopContext
 from rledger.loop.fates import book_dropped, book_trajectory
@@ -28,7 +28,7 @@ from rledger.types import (
     Trajectory,
 )
 
-__all__ = ["Take", "collect_take", "gather_all", "run_trajectories"]
+__all__ = ["Take", "collect_take", "gather_all", "generate_all"]
 
 T = TypeVar("T")
 
@@ -95,30 +95,19 @@ async def collect_take(context: LoopContext, step: int) -> Take:
     )
 
 
-async def run_trajectories(
-    context: LoopContext,
-    pairs: Sequence[tuple[Prompt, GenerationRequest]],
-    *,
-    generated_in: str,
-    scored_in: str,
-) -> list[Trajectory]:
-    """Generate and score one trajectory per (prompt, request), in the order given.
+async def generate_all(
+    context: LoopContext, stage: str, pairs: Sequence[tuple[Prompt, GenerationRequest]], span: Span
+) -> list[asyncio.Task[Trajectory]]:
+    """Generate a trajectory per (prompt, request); returns when the last token is made.
 
-    Time until the last token is booked as stage `generated_in`, the rest of the scoring as `scored_in`;
-    where both are the same, one span covers them.
+    Each completion goes to its reward as soon as it ends: the results are the scorings still at work,
+    in the order given. What was generated is counted on `span`.
     """
-    with context.stage(generated_in, waits_for="generator") as span:
-        scoring = await context.within_deadline(
-            generated_in,
-            gather_all(_generate(context, prompt, request) for prompt, request in pairs),
-        )
-        if scored_in == generated_in:
-            trajectories = await context.within_deadline(scored_in, gather_all(scoring))
-        span.add(rows=len(pairs), num_trajectories=len(pairs))
-    if scored_in != generated_in:
-        with context.stage(scored_in, waits_for="reward"):
-            trajectories = await context.within_deadline(scored_in, gather_all(scoring))
-    return trajectories
+    scoring = await context.within_deadline(
+        stage, gather_all(_generate(context, prompt, request, span) for prompt, request in pairs)
+    )
+    span.add(rows=len(pairs))
+    return scoring
 
 
 async def gather_all(awaitables: Iterable[Awaitable[T]]) -> list[T]:
@@ -198,7 +187,10 @@ async def _rollout(context: LoopContext, admitted: Sequence[_Admitted]) -> list[
         for entry, of_group in zip(admitted, requests, strict=True)
         for request in of_group
     ]
-    flat = iter(await run_trajectories(context, pairs, generated_in="gen", scored_in="reward"))
+    with context.stage("gen", waits_for="generator") as span:
+        scoring = await generate_all(context, "gen", pairs, span)
+    with context.stage("reward", waits_for="reward"):
+        flat = iter(await context.within_deadline("reward", gather_all(scoring)))
     scored = [[next(flat) for _ in of_group] for of_group in requests]
     for entry, trajectories in zip(admitted, scored, strict=True):
         for trajectory in trajectories:
@@ -207,7 +199,7 @@ async def _rollout(context: LoopContext, admitted: Sequence[_Admitted]) -> list[
 
 
 async def _generate(
-    context: LoopContext, prompt: Prompt, request: GenerationRequest
+    context: LoopContext, prompt: Prompt, request: GenerationRequest, span: Span
 ) -> asyncio.Task[Trajectory]:
     """Await the completion, hand it to the reward, and return without waiting for that."""
     start_s = context.lane.now_s()
@@ -215,6 +207,7 @@ async def _generate(
     context.lane.track(
         "generate", request.id, start_s, context.lane.now_s(), tokens=len(completion.token_ids)
     )
+    span.add(tokens=len(completion.token_ids))
     return asyncio.create_task(_score(context, prompt, request, completion))
 
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -83,6 +85,14 @@ class RunFolder:
     @property
     def model(self) -> Path:
         return self.path / "model"
+
+    def write_model(self, write: Callable[[Path], None]) -> None:
+        """Let `write` make the folder `model`, in place of that of a shorter run."""
+        aside = self.path / ".model-writing"
+        shutil.rmtree(aside, ignore_errors=True)
+        write(aside)
+        shutil.rmtree(self.model, ignore_errors=True)
+        os.rename(aside, self.model)
 
     def rewind(self, step: int) -> None:
         """Take the rows of steps after `step` out of the readings: they did not happen on the surviving

@@ -53,7 +53,7 @@ def throughput_section(reading: RunReading) -> RenderableType:
         lines.append(
             Text(
                 f"perf/mfu/actor {fraction(utilisation)} (mean over steps; an estimate of FLOPs over"
-                " the peak, see `rledger explain`)"
+                " the peak, see docs/reading-a-step.md)"
             )
         )
     return Padding(Group(*lines, note), (0, 1))

@@ -121,7 +121,7 @@ def _stage_table(time: TimeAccount, width: int, bounds: BoundsMeasured | None) -
         table.add_row(*cells)
 
     for line in _lines(time.root, time.last, total_s):
-        label = Text(line.indent, style="dim")
+        label = Text().append(line.indent, style="dim")
         name_style = "bold" if line.depth == 1 else "" if line.node is not None else "dim"
         label.append(line.name, style=name_style)
         if line.raised:
