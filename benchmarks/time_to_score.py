@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -159,6 +160,7 @@ def trl(args: argparse.Namespace, seed: int, settings: dict[str, Any]) -> dict[s
             )
             _tell(f"TRL, seed {seed}", curve[-1])
             _keep(path, kept, key, entry)
+    shutil.rmtree(workload["folder"], ignore_errors=True)
     entry["finished"] = True
     _keep(path, kept, key, entry)
     return dict(entry)
