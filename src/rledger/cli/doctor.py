@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 __all__ = ["add_arguments", "run"]
@@ -13,14 +14,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-    from rich.table import Table
-
     from rledger.launch.doctor import examine
 
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for finding in examine(Path(arguments.root)):
-        advice = f"[yellow]{finding.advice}[/yellow]" if finding.advice else ""
-        table.add_row(f"[bold]{finding.what}[/bold]", finding.value, advice)
-    Console().print(table)
+    findings = examine(Path(arguments.root))
+    width = max(len(finding.what) for finding in findings)
+    for finding in findings:
+        sys.stdout.write(f"{finding.what:<{width}}  {finding.value}\n")
+        if finding.advice:
+            sys.stdout.write(f"{'':<{width}}  -> {finding.advice}\n")
     return 0

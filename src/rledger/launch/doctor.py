@@ -83,15 +83,26 @@ def _cpuinfo() -> tuple[str, set[str]]:
 
 
 def _torch() -> list[Finding]:
+    inherited = [
+        f"{name}={os.environ[name]}"
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+        if name in os.environ
+    ]
+    environment = Finding(
+        what="environment",
+        value=" ".join(inherited) or "sets no threads and hides no device",
+        advice="threads come from run.threads_per_role instead" if inherited else "",
+    )
     try:
         import torch
     except ModuleNotFoundError:
-        return []
+        return [environment]
     devices = [
         f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())
     ]
     return [
-        Finding(what="torch threads", value=str(torch.get_num_threads())),
+        environment,
+        Finding(what="torch threads", value=f"{torch.get_num_threads()} until a role sets its own"),
         Finding(what="devices", value=", ".join(devices) or "cpu only"),
     ]
 

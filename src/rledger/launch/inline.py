@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from rledger.books import Books, BoundsMeasured, Lane
 from rledger.books.metrics import MetricsWriter
@@ -62,7 +66,7 @@ def train(loaded: LoadedRecipe) -> RunOutcome:
             books.book(bounds)
         watch = RecordWatch(books, metrics, trajectories, view.announce)
         stop = StopSignal()
-        with stop_on_signals(stop, view.announce):
+        with stop_on_signals(stop, view.announce, partial(_end_at_once, view)):
             outcome = _drive(
                 recipe,
                 plan,
@@ -81,6 +85,17 @@ def train(loaded: LoadedRecipe) -> RunOutcome:
                 folder.write_model(roles.trainer.export_hf)
         watch.require_complete()
         return outcome
+
+
+def _end_at_once(view: LiveView) -> NoReturn:
+    """As a kill would, which a run survives at any point; reward workers end with their sockets."""
+    view.stop()
+    sys.stdout.flush()
+    sys.stderr.write(
+        "rledger train: stopped at once; the same command resumes at the last checkpoint, if there is one\n"
+    )
+    sys.stderr.flush()
+    os._exit(130)
 
 
 def build_roles(recipe: Recipe, plan: RunPlan, lane: Lane) -> Roles:

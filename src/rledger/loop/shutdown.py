@@ -24,12 +24,19 @@ class StopSignal:
 
 
 @contextmanager
-def stop_on_signals(stop: StopSignal, announce: Callable[[str], None]) -> Iterator[None]:
-    """Route SIGINT and SIGTERM of the main thread into `stop` while the body runs."""
+def stop_on_signals(
+    stop: StopSignal, announce: Callable[[str], None], end_at_once: Callable[[], None]
+) -> Iterator[None]:
+    """Route SIGINT and SIGTERM of the main thread into `stop` while the body runs.
+
+    A second signal calls `end_at_once`, which must end the process: an exception out of a signal
+    handler would leave roles in the middle of whatever they did, unfit for an orderly end.
+    """
 
     def receive(number: int, _frame: FrameType | None) -> None:
         if stop.requested:
-            raise KeyboardInterrupt
+            end_at_once()
+            return
         stop.request(signal.Signals(number).name)
         announce("stopping after this step; press Ctrl-C again to stop at once")
 

@@ -73,6 +73,10 @@ class LiveView:
                 Text.assemble(f"{elapsed}; ", ("rledger report ", "bold"), str(self._folder))
             )
 
+    def stop(self) -> None:
+        """Give the terminal back as it was."""
+        self._progress.stop()
+
     def announce(self, message: str) -> None:
         """A message above the progress bar, such as that a stop was asked for."""
         self._console.print(Text(message, style="yellow"), soft_wrap=True)

@@ -19,6 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, SupportsFloat
 
 from rledger.tasks.rewards import RewardFunction, RewardUnusableError, describe_error, make_reward
@@ -61,10 +62,12 @@ def main(descriptor: int) -> None:
 def _read_lines(connection: socket.socket, lines: queue.SimpleQueue[bytes]) -> None:
     """Reads beside the rewards, so that the parent's death is noticed while one of them hangs."""
     rest = b""
-    while chunk := connection.recv(1 << 16):
-        *whole, rest = (rest + chunk).split(b"\n")
-        for line in whole:
-            lines.put(line)
+    # A parent that dies with answers unread resets the connection instead of closing it.
+    with suppress(ConnectionResetError):
+        while chunk := connection.recv(1 << 16):
+            *whole, rest = (rest + chunk).split(b"\n")
+            for line in whole:
+                lines.put(line)
     # The worker leads its own group; processes that rewards started die with it.
     os.killpg(0, signal.SIGKILL)
 
