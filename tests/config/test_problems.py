@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rledger.config.load import load_recipe
+from rledger.config.load import load_recipe, load_schema
+from rledger.config.warmup import WarmupRecipe
 from rledger.errors import ConfigError
 
 JARGON = re.compile(
@@ -203,3 +204,15 @@ def test_an_override_of_another_form_is_refused(
 def test_an_override_below_a_value_is_refused(make_recipe: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match=r"run\.name\.x: run\.name is a value, not a section"):
         make_recipe("run.name.x=1")
+
+
+def test_a_warm_up_whose_sequences_do_not_fit_its_model_is_refused() -> None:
+    path = Path(__file__).parents[2] / "recipes" / "demo-warmup.toml"
+    with pytest.raises(
+        ConfigError, match=r"up to 47 tokens, but shape\.max_positions = 40; raise it"
+    ):
+        load_schema(
+            WarmupRecipe,
+            path,
+            ("shape.max_positions=40", "tasks.max_prompt_tokens=33", "warmup.max_new_tokens=14"),
+        )

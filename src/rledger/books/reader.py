@@ -114,7 +114,9 @@ def read_books(folder: Path) -> RunBooks:
         if attempt is not None:
             attempts.append(attempt)
     if not attempts:
-        raise RunFolderError(f"{folder}: no books in it ({folder / 'books'}): no run has begun here")
+        raise RunFolderError(
+            f"{folder}: no books in it ({folder / 'books'}): no run has begun here"
+        )
     return RunBooks(folder, tuple(attempts))
 
 

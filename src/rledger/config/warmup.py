@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rledger.config.base import Section
 from rledger.config.tasks import TasksConfig
@@ -67,3 +67,14 @@ class WarmupRecipe(Section):
     """Prompts with answers; rewards measure the accuracy."""
     trainer: TrainerConfig = TrainerConfig(learning_rate=1e-3)
     """The optimizer."""
+
+    @model_validator(mode="after")
+    def _check_positions(self) -> WarmupRecipe:
+        prompt, new = self.tasks.max_prompt_tokens, self.warmup.max_new_tokens
+        if prompt + new > self.shape.max_positions:
+            raise ValueError(
+                f"tasks.max_prompt_tokens = {prompt} and warmup.max_new_tokens = {new} make sequences of"
+                f" up to {prompt + new} tokens, but shape.max_positions = {self.shape.max_positions};"
+                " raise it, or lower the two"
+            )
+        return self

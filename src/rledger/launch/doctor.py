@@ -85,12 +85,12 @@ def _cpuinfo() -> tuple[str, set[str]]:
 def _torch() -> list[Finding]:
     inherited = [
         f"{name}={os.environ[name]}"
-        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
         if name in os.environ
     ]
     environment = Finding(
         what="environment",
-        value=" ".join(inherited) or "sets no threads and hides no device",
+        value=" ".join(inherited) or "sets no threads",
         advice="threads come from run.threads_per_role instead" if inherited else "",
     )
     try:
