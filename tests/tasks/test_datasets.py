@@ -18,7 +18,8 @@ from pydantic import ValidationError
 
 from rledger.config.tasks import ArithmeticSumsData, JsonlData, MixtureData, ReasoningGymData
 from rledger.errors import DataError
-from rledger.tasks.datasets import Dataset, build_dataset, random_order
+from rledger.tasks.build import build_dataset
+from rledger.tasks.datasets import Dataset, random_order
 from rledger.tasks.order import TrainingOrder
 from rledger.tasks.payload_codec import decode_value, encode_value
 
@@ -95,7 +96,7 @@ def test_unusable_reasoning_gym_settings_are_named(changes: dict[str, Any], mess
 def test_reasoning_gym_rows_are_equal_in_another_interpreter() -> None:
     program = (
         "from rledger.config.tasks import ReasoningGymData as D;"
-        "from rledger.tasks.datasets import build_dataset as b;"
+        "from rledger.tasks.build import build_dataset as b;"
         "print(b(D(name='spell_backward', num_train_prompts=3000, num_eval_prompts=100)).fingerprint)"
     )
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)

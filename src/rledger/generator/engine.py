@@ -315,7 +315,8 @@ class Engine:
             if not math.isfinite(whole):
                 raise NonFiniteError(
                     f"request {sequence.request.id}: the logits of policy version {self.policy_version}"
-                    " are not finite. Its weights are broken: look at the update before it."
+                    " are not finite: its weights are broken. Look at the update before it, or at"
+                    " the model folder where none came before."
                 )
             sequence.append(token_id, logprob, whole, self.policy_version)
             reason = finish_reason(sequence.request.sampling, sequence.token_ids, self._decode)

@@ -33,8 +33,7 @@ from rledger.models.checkpoint import save_decoder
 from rledger.models.init import random_decoder
 from rledger.models.placement import Placement, choose_placement
 from rledger.modelspec import spec_from_config
-from rledger.tasks.build import LocalTasks, build_tasks
-from rledger.tasks.datasets import build_dataset
+from rledger.tasks.build import LocalTasks, build_dataset, build_tasks
 from rledger.trainer import build_trainer
 from rledger.types import (
     Batch,

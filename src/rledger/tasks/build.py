@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from rledger.books import Lane
-from rledger.config.tasks import TasksConfig
+from rledger.config.tasks import ArithmeticSumsData, JsonlData, ReasoningGymData, TasksConfig
 from rledger.errors import DataError
-from rledger.tasks.datasets import Dataset, Row, build_dataset, reward_settings
+from rledger.tasks.datasets import ArithmeticSums, Dataset, Row, reward_settings
 from rledger.tasks.order import TrainingOrder
 from rledger.tasks.reward_pool import RewardPool, RewardStats
 from rledger.tasks.tokenizer import PromptTokenizer
 from rledger.types import Failure, Prompt, Score, Trajectory
 
-__all__ = ["LocalTasks", "build_tasks"]
+__all__ = ["LocalTasks", "build_dataset", "build_tasks"]
 
 _MAX_PASSED_OVER = 10_000  # rows in a row that may be passed over before the run stops
 
@@ -48,6 +48,20 @@ def build_tasks(
         pool.wait_ready()
         undo.pop_all()
     return tasks
+
+
+def build_dataset(config: ReasoningGymData | JsonlData | ArithmeticSumsData) -> Dataset:
+    """The data set of a section. Raises DataError."""
+    if isinstance(config, ArithmeticSumsData):
+        return ArithmeticSums(config)
+    if isinstance(config, JsonlData):
+        from rledger.tasks.jsonl_data import JsonlRows
+
+        return JsonlRows(config)
+    # Importing reasoning-gym takes about a second.
+    from rledger.tasks.reasoning_gym_data import ReasoningGymRows
+
+    return ReasoningGymRows(config)
 
 
 class LocalTasks:

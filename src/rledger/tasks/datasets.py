@@ -23,7 +23,6 @@ __all__ = [
     "ArithmeticSums",
     "Dataset",
     "Row",
-    "build_dataset",
     "fill_template",
     "fingerprint_of",
     "random_order",
@@ -76,20 +75,6 @@ class Dataset(Protocol):
     def num_rows_to_check(self) -> int:
         """Training rows worth checking before a run starts; the others are when they are drawn."""
         ...
-
-
-def build_dataset(config: ReasoningGymData | JsonlData | ArithmeticSumsData) -> Dataset:
-    """The data set of a section. Raises DataError."""
-    if isinstance(config, ArithmeticSumsData):
-        return ArithmeticSums(config)
-    if isinstance(config, JsonlData):
-        from rledger.tasks.jsonl_data import JsonlRows
-
-        return JsonlRows(config)
-    # Importing reasoning-gym takes about a second.
-    from rledger.tasks.reasoning_gym_data import ReasoningGymRows
-
-    return ReasoningGymRows(config)
 
 
 def reward_settings(config: ReasoningGymData | JsonlData | ArithmeticSumsData) -> dict[str, Any]:
