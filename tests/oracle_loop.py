@@ -49,7 +49,9 @@ async def straight_line(roles, recipe, num_steps: int) -> list[str]:
             rewards.append(score)
         # columns
         asked = [prompts[row // size].token_ids for row in range(len(requests))]
-        rows = [np.array([*a, *c.token_ids], np.int32) for a, c in zip(asked, completions, strict=True)]
+        rows = [
+            np.array([*a, *c.token_ids], np.int32) for a, c in zip(asked, completions, strict=True)
+        ]
         batch = Batch(
             ids=tuple(request.id for request in requests),
             group_ids=tuple(request.group_id for request in requests),
@@ -57,12 +59,20 @@ async def straight_line(roles, recipe, num_steps: int) -> list[str]:
             offsets=np.cumsum([0, *map(len, rows)]).astype(np.int64),
             prompt_lengths=np.array([len(a) for a in asked], np.int32),
             token_ids=np.concatenate(rows),
-            loss_mask=np.concatenate([np.arange(len(r)) >= len(a) for a, r in zip(asked, rows, strict=True)]),
+            loss_mask=np.concatenate(
+                [np.arange(len(r)) >= len(a) for a, r in zip(asked, rows, strict=True)]
+            ),
             policy_versions=np.concatenate(
-                [np.where(np.arange(len(r)) >= len(a), step, -1) for a, r in zip(asked, rows, strict=True)]
+                [
+                    np.where(np.arange(len(r)) >= len(a), step, -1)
+                    for a, r in zip(asked, rows, strict=True)
+                ]
             ).astype(np.int32),
             generator_logprobs=np.concatenate(
-                [np.r_[np.zeros(len(a)), c.generator_logprobs] for a, c in zip(asked, completions, strict=True)]
+                [
+                    np.r_[np.zeros(len(a)), c.generator_logprobs]
+                    for a, c in zip(asked, completions, strict=True)
+                ]
             ).astype(np.float32),
             rewards=np.array([score.value for score in rewards], np.float32),
             reward_components={

@@ -168,6 +168,8 @@ class Tasks(Protocol):
 class WeightTransport(Protocol):
     """Moves a published version from the trainer to each generator."""
 
-    async def publish(self, trainer: Trainer, generators: Sequence[Generator], policy_version: int) -> int:
+    async def publish(
+        self, trainer: Trainer, generators: Sequence[Generator], policy_version: int
+    ) -> int:
         """Bytes moved. After it, each generator's digest equals the trainer's, or it raises."""
         ...

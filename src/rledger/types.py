@@ -124,7 +124,9 @@ class Score:
 class Failure:
     """Why a trajectory has no reward. It leaves the group's statistics and the loss; it is never 0."""
 
-    reason: Literal["reward_raised", "reward_timeout", "reward_crashed", "reward_invalid", "environment"]
+    reason: Literal[
+        "reward_raised", "reward_timeout", "reward_crashed", "reward_invalid", "environment"
+    ]
     message: str
 
 

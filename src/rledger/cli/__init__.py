@@ -107,6 +107,8 @@ def _refuse(verb: str, message: str) -> int:
 
 _AFTERWARDS = {"train": "; the same command resumes at the last checkpoint, if there is one"}
 _DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+
+
 def _share_the_cores() -> None:
     """Let torch's threads sleep soon when they wait for each other; set before torch is loaded.
 

@@ -70,7 +70,9 @@ def simulate(
         tasks=FakeTasks(clock, seed=plan.seed, failure_frac=failure_frac),
         generator=FakeGenerator(clock, pace=generation_pace),
         trainer=FakeTrainer(clock, pace=training_pace, has_reference=plan.needs_ref_logprobs),
-        critic=FakeTrainer(clock, pace=training_pace, is_critic=True) if plan.needs_values else None,
+        critic=FakeTrainer(clock, pace=training_pace, is_critic=True)
+        if plan.needs_values
+        else None,
         estimator=FakeAdvantages(),
         transport=InProcessTransport(),
     )
