@@ -7,7 +7,6 @@ and the handing of columns are written out again here, and the Controller must e
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import numpy as np
 
@@ -82,8 +81,7 @@ async def straight_line(roles, recipe, num_steps: int) -> list[str]:
             truncated=np.array([c.finish_reason == "length" for c in completions]),
         )
         # log-probabilities, values, advantages
-        updates = recipe.trainer.num_updates_per_step
-        if recipe.algorithm.resolve_old_logprobs(updates) == "recompute":
+        if recipe.algorithm.resolve_old_logprobs(1) == "recompute":
             batch = await trainer.compute_logprobs(batch)
         if recipe.algorithm.needs_ref_logprobs:
             batch = await trainer.compute_ref_logprobs(batch)
@@ -93,18 +91,8 @@ async def straight_line(roles, recipe, num_steps: int) -> list[str]:
         # update
         for model in (critic, trainer):
             if model is not None:
-                for part in _by_groups(batch, updates):
-                    await model.forward_backward(part)
-                    await model.optim_step()
+                await model.forward_backward(batch)  # one update a step
+                await model.optim_step()
         await generator.load_weights(trainer.export_weights(), trainer.commit())
         digests.append(trainer.weights_digest())
     return digests
-
-
-def _by_groups(batch: Batch, parts: int) -> list[Batch]:
-    if parts == 1:
-        return [batch]
-    raise NotImplementedError("the oracle trains one update a step")
-
-
-__all__ = ["replace", "straight_line"]
