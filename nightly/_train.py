@@ -31,6 +31,12 @@ class Trained:
         name = f"val-core/{task}/acc/mean@1"
         return [(row["step"], row[name]) for row in self.rows if name in row]
 
+    def unaccounted_frac(self) -> float:
+        """Time inside steps that no stage covers, over all steps."""
+        steps = [row for row in self.rows if row["step"] > 0]
+        unaccounted = sum(row["time/unaccounted_s"] for row in steps)
+        return round(unaccounted / sum(row["timing_s/step"] for row in steps), 5)
+
     def training_s(self, until_step: int) -> float:
         """Seconds of steps up to `until_step`; evaluation and start-up apart."""
         return sum(row["timing_s/step"] for row in self.rows if 0 < row["step"] <= until_step)

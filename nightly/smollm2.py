@@ -23,6 +23,7 @@ def run(seed: int) -> dict[str, float]:
         "training_s_to_0.85": _training_s_to(done, 0.85),
         "training_s": round(done.training_s(accuracies[-1][0]), 1),
         "seconds_per_step": round(done.training_s(accuracies[-1][0]) / accuracies[-1][0], 2),
+        "unaccounted_frac": done.unaccounted_frac(),
         "first_update_s": round(done.first_update_s, 1),
     }
 

@@ -141,9 +141,13 @@ class Controller:
         with context.stage("adv") as span:
             batch, metrics = roles.estimator(batch)
             span.add(tokens=batch.num_tokens)
-        own = batch_metrics(
-            batch, roles.trainer.policy_version, self._recorder.max_prompt_tokens, plan.group_size
-        )
+        with context.lane.span("measure"):
+            own = batch_metrics(
+                batch,
+                roles.trainer.policy_version,
+                self._recorder.max_prompt_tokens,
+                plan.group_size,
+            )
         return batch, {**own, **metrics}
 
     async def _update(self, batch: Batch) -> tuple[list[str], dict[str, float]]:

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from rledger.books import Span
 from rledger.errors import DataError
 from rledger.loop.context import LoopContext
 from rledger.loop.plan import RunPlan
@@ -25,6 +26,11 @@ async def evaluate(context: LoopContext) -> Mapping[str, float]:
     A failed reward is no wrong answer: such samples are left out, and counted. Raises
     DataError when a task has no scored sample at all.
     """
+    with context.stage("testing", waits_for="generator") as span:
+        return await _evaluate(context, span)
+
+
+async def _evaluate(context: LoopContext, span: Span) -> Mapping[str, float]:
     plan, config = context.plan, context.plan.evaluation
     prompts = _first_of_each_task(context.roles.tasks.eval_prompts(), config.num_prompts)
     if not prompts:
@@ -51,9 +57,8 @@ async def evaluate(context: LoopContext) -> Mapping[str, float]:
         for index, prompt in enumerate(prompts)
         for sample in range(config.samples_per_prompt)
     ]
-    with context.stage("testing", waits_for="generator") as span:
-        scoring = await generate_all(context, "testing", pairs, span)
-        trajectories = await context.within_deadline("testing", gather_all(scoring))
+    scoring = await generate_all(context, "testing", pairs, span)
+    trajectories = await context.within_deadline("testing", gather_all(scoring))
     metrics: dict[str, float] = {}
     samples = config.samples_per_prompt
     by_task: dict[str, list[list[Trajectory]]] = defaultdict(list)

@@ -70,7 +70,8 @@ async def collect_take(context: LoopContext, step: int) -> Take:
     baselines: list[tuple[Trajectory, ...]] = []
     last_failure: Failure | None = None
     for _ in range(plan.algorithm.dynamic_sampling.max_rounds):
-        admitted = _admit(context, step, plan.num_prompts_per_step - len(kept))
+        with context.lane.span("admit"):
+            admitted = _admit(context, step, plan.num_prompts_per_step - len(kept))
         scored = await _rollout(context, admitted)
         for entry, trajectories in zip(admitted, scored, strict=True):
             members, extra = trajectories[: plan.group_size], trajectories[plan.group_size :]
@@ -191,10 +192,11 @@ async def _rollout(context: LoopContext, admitted: Sequence[_Admitted]) -> list[
         scoring = await generate_all(context, "gen", pairs, span)
     with context.stage("reward", waits_for="reward"):
         flat = iter(await context.within_deadline("reward", gather_all(scoring)))
-    scored = [[next(flat) for _ in of_group] for of_group in requests]
-    for entry, trajectories in zip(admitted, scored, strict=True):
-        for trajectory in trajectories:
-            book_trajectory(context, entry.group.prompt, trajectory)
+    with context.lane.span("book_groups"):
+        scored = [[next(flat) for _ in of_group] for of_group in requests]
+        for entry, trajectories in zip(admitted, scored, strict=True):
+            for trajectory in trajectories:
+                book_trajectory(context, entry.group.prompt, trajectory)
     return scored
 
 
