@@ -25,16 +25,16 @@ def _balances(run: Path, num_steps: int) -> list[Any]:
 def test_a_sleep_planted_between_stages_shows_as_unaccounted_there_and_nowhere_else(
     make_recipe: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = controller_module.batch_metrics
+    real = controller_module.split_updates
     calls = []
 
-    def sleepy(*arguments: Any, **named: Any) -> dict[str, float]:
+    def sleepy(*arguments: Any, **named: Any) -> Any:
         calls.append(1)
         if len(calls) == 2:
             time.sleep(0.2)
         return real(*arguments, **named)
 
-    monkeypatch.setattr(controller_module, "batch_metrics", sleepy)
+    monkeypatch.setattr(controller_module, "split_updates", sleepy)
     train(make_recipe("run.name=sleepy", "evaluation.before_training=false"))
     unaccounted = [b.unaccounted_s for b in _balances(tmp_path / "runs" / "sleepy", 3)]
     assert 0.2 <= unaccounted[1] < 0.25
