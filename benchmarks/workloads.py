@@ -7,7 +7,8 @@ from typing import Any
 
 from benchmarks.contest import ROOT
 from rledger.config.tasks import ArithmeticSumsData
-from rledger.tasks.datasets import Row, build_dataset
+from rledger.tasks.build import build_dataset
+from rledger.tasks.datasets import Row
 from rledger.tasks.order import TrainingOrder
 from rledger.tasks.tokenizer import PromptTokenizer
 
