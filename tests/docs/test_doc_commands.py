@@ -103,7 +103,13 @@ def test_commands_on_a_run_work(
 
 
 def test_make_help_lists_the_targets() -> None:
-    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["make", "--no-print-directory", "help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     listed = {line.split("\t")[0].strip() for line in done.stdout.splitlines()}
     assert {"demo", "test", "nightly", "lint"} <= listed <= TARGETS
 
