@@ -50,8 +50,11 @@ def _where(result: dict[str, Any]) -> str:
 def _grpo_step(result: dict[str, Any]) -> Iterator[str]:
     work, settings = result["workload"], result["sides"]["trl"]["settings"]
     yield f"{_where(result)}; {work['rounds']} rounds in turns, {work['threads']} threads."
+    searched = (
+        "its best setting" if result["trl_settings_tried"] else "one setting, not searched for"
+    )
     yield (
-        f"TRL {result['sides']['trl']['versions']['trl']} at its best setting:"
+        f"TRL {result['sides']['trl']['versions']['trl']} at {searched}:"
         f" {settings['precision']}, micro-batch {settings['micro_batch']}."
     )
     yield ""
