@@ -101,9 +101,7 @@ def _end_at_once(view: LiveView) -> NoReturn:
 def build_roles(recipe: Recipe, plan: RunPlan, lane: Lane) -> Roles:
     """The real roles of a recipe, all on `lane`, the generator still without weights."""
     model_folder = Path(recipe.model.path)
-    placement = choose_placement(
-        recipe.model.device, recipe.model.dtype, recipe.run.threads_per_role
-    )
+    placement = _placement(recipe)
     tasks = build_tasks(recipe.tasks, model_folder, seed=recipe.run.seed, lane=lane)
     check_vocabulary(recipe, tasks.tokenizer.vocab_size)
     trainer = build_trainer(recipe, model_folder, placement=placement, lane=lane)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rledger.books import Books, Lane
+from rledger.books import Books
 from rledger.config.algorithm import AlgorithmConfig
 from rledger.config.generator import GeneratorConfig
 from rledger.config.model import ModelConfig
@@ -34,6 +34,7 @@ from rledger.models.init import random_decoder
 from rledger.models.placement import Placement, choose_placement
 from rledger.modelspec import spec_from_config
 from rledger.tasks.build import LocalTasks, build_dataset, build_tasks
+from rledger.tasks.evaluation import accuracy_of
 from rledger.trainer import build_trainer
 from rledger.types import (
     Batch,
@@ -108,7 +109,7 @@ async def _train(
     lane = Books.in_memory().lane("main")
     tasks = build_tasks(config.tasks, folder, seed=settings.seed, lane=lane)
     trainer = build_trainer(recipe, folder, placement=placement, lane=lane)
-    generator = _generator(recipe, folder, placement, lane, tasks)
+    generator = build_generator(GeneratorConfig(), folder, placement=placement, lane=lane)
     try:
         accuracy = 0.0
         for update in range(1, settings.num_updates + 1):
@@ -145,14 +146,6 @@ def _as_recipe(config: WarmupRecipe, folder: Path) -> Recipe:
         sampling=SamplingConfig(max_new_tokens=settings.max_new_tokens),
         algorithm=AlgorithmConfig(loss=ReinforceLoss()),
         trainer=config.trainer,
-    )
-
-
-def _generator(
-    recipe: Recipe, folder: Path, placement: Placement, lane: Lane, tasks: LocalTasks
-) -> Generator:
-    return build_generator(
-        GeneratorConfig(), folder, placement=placement, lane=lane, decode=tasks.decode
     )
 
 
@@ -226,4 +219,4 @@ async def _accuracy(generator: Generator, tasks: Tasks, max_new_tokens: int) -> 
         )
     )
     scores = [outcome for outcome in outcomes if isinstance(outcome, Score)]
-    return sum(s.components.get("acc", s.value) for s in scores) / max(1, len(scores))
+    return sum(map(accuracy_of, scores)) / max(1, len(scores))
